@@ -1,0 +1,1 @@
+"""Interactive text environments. Imports nothing of ours outside this package."""
