@@ -1,0 +1,197 @@
+"""The records that travel through the pipeline: rollouts on disk, scores, targets, training rows.
+
+A **turn** keeps the token ids that were sampled, verbatim: nothing downstream encodes text again.
+Rows that are trained are made from these ids alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("terminated", "truncated", "error")
+
+
+class RecordError(Exception):
+    """A record does not have the documented shape. The message names object, fact and remedy."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One observation -> response -> environment step.
+
+    Example (a turn of two sampled tokens, the second the end-of-turn token):
+        Turn(observation="You see a mug 1.", admissible_actions=("take mug 1",), prompt_ids=(5, 9, 11),
+             response="take mug 1", response_ids=(42, 2), sampling_logprobs=(-0.1, -0.02),
+             action="take mug 1", valid=True, reward=0.0, generation_s=0.01, environment_s=0.002)
+    """
+
+    observation: str
+    admissible_actions: tuple[str, ...] | None
+    prompt_ids: tuple[int, ...]
+    response: str
+    response_ids: tuple[int, ...]  # as sampled, the end-of-turn token included
+    sampling_logprobs: tuple[float, ...]  # over W_act, at the rollout's temperature; one per response id
+    action: str
+    valid: bool
+    reward: float  # what the environment paid, before any penalty
+    generation_s: float
+    environment_s: float
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The one episode sampled for (task, sample index): one line of a rollout shard.
+
+    `status` is "terminated" (the episode ended by itself), "truncated" (turn limit; counts as terminal in
+    the targets) or "error" (environment lost; excluded from training and counted, never scored).
+    `sample` numbers the trajectories of one task; SAPO samples only number 0.
+    """
+
+    task_id: str
+    sample: int
+    split: str
+    task_type: str
+    goal: str
+    iteration: int
+    seed: int
+    policy: str  # fingerprint of the weights that sampled it
+    temperature: float
+    status: str
+    success: bool
+    score: float
+    turns: tuple[Turn, ...]
+    error: str | None = None
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def key(self) -> str:
+        """The name of this trajectory within its iteration."""
+        return f"{self.task_id}#{self.sample}"
+
+    @property
+    def return_undiscounted(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+
+def to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """A plain dict, keys in the order of the fields."""
+    return asdict(trajectory)
+
+
+def from_json(data: Any, where: str) -> Trajectory:
+    """The inverse of `to_json`, checked.
+
+    Args:
+        data: what the json line held.
+        where: file and line, for the error message.
+
+    Raises:
+        RecordError: wrong type, missing or unknown fields, another schema, lengths that disagree.
+    """
+    if not isinstance(data, dict):
+        raise RecordError(f"{where}: expected a JSON object, found {type(data).__name__}; delete the line to replay it")
+    if data.get("schema") != SCHEMA_VERSION:
+        raise RecordError(
+            f"{where}: trajectory schema {data.get('schema')!r}, this version reads {SCHEMA_VERSION}; "
+            "use the version that wrote it, or start a new run"
+        )
+    try:
+        turns = tuple(_turn_from_json(turn) for turn in data["turns"])
+        trajectory = Trajectory(**{**data, "turns": turns})
+    except (KeyError, TypeError, ValueError) as fault:
+        raise RecordError(f"{where}: not a trajectory ({fault}); delete the line to replay it") from fault
+    _check(trajectory, where)
+    return trajectory
+
+
+def _turn_from_json(data: dict[str, Any]) -> Turn:
+    actions = data["admissible_actions"]
+    return Turn(
+        **{
+            **data,
+            "admissible_actions": None if actions is None else tuple(actions),
+            "prompt_ids": tuple(data["prompt_ids"]),
+            "response_ids": tuple(data["response_ids"]),
+            "sampling_logprobs": tuple(data["sampling_logprobs"]),
+        }
+    )
+
+
+def _check(trajectory: Trajectory, where: str) -> None:
+    if trajectory.status not in STATUSES:
+        raise RecordError(f"{where}: status {trajectory.status!r} is none of {', '.join(STATUSES)}")
+    if trajectory.status != "error" and not trajectory.turns:
+        raise RecordError(f"{where}: a {trajectory.status} trajectory without turns; delete the line to replay it")
+    for index, turn in enumerate(trajectory.turns):
+        ids = turn.prompt_ids + turn.response_ids
+        if not turn.prompt_ids or not turn.response_ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise RecordError(f"{where}: turn {index}: prompt_ids and response_ids must be non-empty lists of ids")
+        if len(turn.sampling_logprobs) != len(turn.response_ids):
+            raise RecordError(
+                f"{where}: turn {index}: {len(turn.response_ids)} response_ids but "
+                f"{len(turn.sampling_logprobs)} sampling_logprobs; delete the line to replay it"
+            )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the frozen rollout-time policy says of one trajectory: one scoring pass.
+
+    `values` and `q_values` are in reward units (V = r_max * p), one per turn. The log-probs are flat over
+    the turns' response ids, in order: N = sum of len(response_ids).
+    """
+
+    key: str
+    old_logprobs: tuple[float, ...]  # [N]
+    ref_logprobs: tuple[float, ...] | None  # [N]; None where the KL coefficient is 0
+    values: tuple[float, ...]  # [K]
+    q_values: tuple[float, ...]  # [K]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Training targets of one trajectory, one entry per turn (Eq. 4-7); one line of targets.jsonl.
+
+    Values, returns and q_targets are in reward units; `advantages` are batch-normalised,
+    `raw_advantages` the GAE before the invalid-action penalty.
+    """
+
+    key: str
+    values: tuple[float, ...]
+    q_values: tuple[float, ...]
+    raw_advantages: tuple[float, ...]
+    advantages: tuple[float, ...]
+    returns: tuple[float, ...]
+    q_targets: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row: a token sequence with the responses of one or more turns in it.
+
+    In the history form a row is one turn (prompt, response). `spans` are half-open intervals of
+    `input_ids` that hold the responses; the response mask is their union. All per-token tuples run over
+    the tokens of the spans in order, all per-turn tuples over the spans.
+
+    Example (prompt 7 8, response 3 2):
+        Row(key="task#0", turn_index=0, input_ids=(7, 8, 3, 2), spans=((2, 4),), old_logprobs=(-0.1, -0.3), ...)
+    """
+
+    key: str
+    turn_index: int  # of the first span
+    input_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    old_logprobs: tuple[float, ...] = ()
+    ref_logprobs: tuple[float, ...] | None = None
+    advantages: tuple[float, ...] = ()  # per turn
+    old_values: tuple[float, ...] = ()  # per turn, normalised to [-1, 1]
+    old_q_values: tuple[float, ...] = ()  # per turn, normalised
+    returns: tuple[float, ...] = ()  # per turn, normalised
+    q_targets: tuple[float, ...] = ()  # per turn, normalised
+
+    @property
+    def num_response_tokens(self) -> int:
+        return sum(end - start for start, end in self.spans)
