@@ -1,0 +1,179 @@
+"""Trajectories and targets on disk: JSON, one record a line, ASCII (a lone surrogate or a NUL survives as an escape).
+
+A line is a record if and only if it ends with a newline. What a killed writer leaves behind the last newline is a
+torn tail: readers skip it, the next writer cuts it off before it appends. Anything wrong before that is damage and
+raises `RecordError` naming file and line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.files import atomic_write_text
+from runtime.records import RecordError, Targets, Trajectory, from_json, to_json
+
+SHARD_PATTERN = "rank-*.jsonl"
+SYNC_SECONDS = 2.0  # how much finished work a power cut (not a kill) can cost
+
+
+def shard_path(folder: Path, rank: int, prefix: str = "") -> Path:
+    """The shard that `rank` appends to: <folder>/<prefix>rank-00000.jsonl."""
+    return Path(folder) / f"{prefix}rank-{rank:05d}.jsonl"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What the shards of a folder hold."""
+
+    trajectories: tuple[Trajectory, ...]  # by task id and sample, whatever the order of finishing
+    num_duplicates: int  # records whose key an earlier line had: the first one counts
+    num_torn: int  # shards with a torn tail
+
+
+def read_shards(folder: Path, prefix: str = "") -> Shards:
+    """Read every shard of a folder; a missing folder holds none.
+
+    Raises:
+        RecordError: a line that is complete but no trajectory.
+    """
+    found: dict[str, Trajectory] = {}
+    num_duplicates = num_torn = 0
+    for path in sorted(Path(folder).glob(prefix + SHARD_PATTERN)):
+        records, torn = read_jsonl(path)
+        num_torn += torn
+        for where, data in records:
+            trajectory = from_json(data, where)
+            num_duplicates += trajectory.key in found
+            found.setdefault(trajectory.key, trajectory)
+    ordered = sorted(found.values(), key=lambda one: (one.task_id, one.sample))
+    return Shards(tuple(ordered), num_duplicates, num_torn)
+
+
+def read_trajectories(folder: Path, prefix: str = "") -> list[Trajectory]:
+    """The trajectories of a folder, ordered by task id and sample: independent of who finished first."""
+    return list(read_shards(folder, prefix).trajectories)
+
+
+def read_jsonl(path: Path) -> tuple[list[tuple[str, Any]], bool]:
+    """All complete lines as ("file:line", value), and whether there was a torn tail.
+
+    Raises:
+        RecordError: a complete line that is not UTF-8 or not JSON.
+    """
+    content = Path(path).read_bytes()
+    *lines, tail = content.split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        try:
+            records.append((where, json.loads(line.decode("utf-8"))))
+        except UnicodeDecodeError as fault:
+            raise RecordError(f"{where}: not UTF-8 (byte {fault.start} of the line); delete the line to replay it") from None
+        except (ValueError, RecursionError) as fault:
+            raise RecordError(f"{where}: not JSON ({fault}); delete the line to replay it") from None
+    return records, bool(tail)
+
+
+def to_line(data: dict[str, Any], where: str) -> bytes:
+    """One record as a line of bytes. Raises RecordError for a NaN or an infinity, which JSON does not have."""
+    try:
+        return json.dumps(data, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+    except ValueError as fault:
+        raise RecordError(f"{where}: cannot be stored ({fault}); rewards, scores and log-probs must be finite") from fault
+
+
+class ShardWriter:
+    """Appends trajectories to one shard. Opening cuts off a torn tail and locks the file against a second writer.
+
+    Raises:
+        RecordError: another process has the shard open for writing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise RecordError(f"{self.path}: another process is writing this shard; stop it first") from None
+        self.num_torn_bytes = _cut_torn_tail(self._file)
+        self._synced_at = time.monotonic()
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Add one line. It outlives a kill of the process at once, a power cut after SYNC_SECONDS or `sync`."""
+        self._file.write(to_line(to_json(trajectory), f"{self.path}: trajectory {trajectory.key}"))
+        self._file.flush()
+        if time.monotonic() - self._synced_at > SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Return once everything appended is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._synced_at = time.monotonic()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _cut_torn_tail(file: Any) -> int:
+    """Truncate behind the last newline; how many bytes that took away."""
+    size = file.seek(0, os.SEEK_END)
+    end = size
+    while end > 0:  # backwards in blocks: a shard can be large, its tail is short
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    file.truncate(end)
+    file.seek(0, os.SEEK_END)
+    return size - end
+
+
+def write_targets(path: Path, targets: Iterable[Targets]) -> None:
+    """Write targets.jsonl, one line a trajectory, all or nothing."""
+    lines = [to_line(asdict(one), f"{path}: targets {one.key}") for one in targets]
+    atomic_write_text(path, b"".join(lines).decode("ascii"))
+
+
+def read_targets(path: Path) -> list[Targets]:
+    """The inverse of `write_targets`, in the order of the file.
+
+    Raises:
+        RecordError: a torn or misshapen line; this file is written whole, so it has no legitimate torn tail.
+    """
+    records, torn = read_jsonl(path)
+    if torn:
+        raise RecordError(f"{path}: the last line is torn; run compute_advantages with --recompute")
+    return [_targets_from_json(data, where) for where, data in records]
+
+
+def _targets_from_json(data: Any, where: str) -> Targets:
+    try:
+        values = {name: tuple(map(float, series)) for name, series in data.items() if name != "key"}
+        targets = Targets(key=data["key"], **values)
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        raise RecordError(f"{where}: not targets ({fault}); run compute_advantages with --recompute") from fault
+    if len({len(series) for series in values.values()}) != 1:
+        raise RecordError(f"{where}: series of different length; run compute_advantages with --recompute")
+    return targets
