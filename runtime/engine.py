@@ -1,0 +1,387 @@
+"""The policy under DeepSpeed ZeRO: forward, backward, optimizer step, checkpoint, export. The one importer of deepspeed.
+
+The fp32 master weights and Adam moments live in the engine checkpoint and are the truth of a run; the
+exported safetensors are a rounding of them where the model computes in bf16.
+
+deepspeed is imported inside the functions that need it, so that `deepspeed_config` works without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import math
+import os
+import resource
+import shutil
+import warnings
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runtime.distributed import Distributed, from_environment, launch_variables
+
+STATE_SCHEMA = 1
+STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
+STATE_RECORD = "engine.json"
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+
+
+class EngineError(Exception):
+    """The engine cannot be built, loaded or saved. The message names object, fact and remedy."""
+
+
+def deepspeed_config(
+    *,
+    zero_stage: int,
+    dtype: str,
+    max_grad_norm: float,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """The configuration that DeepSpeed is given; pure, so that a dry run can print it.
+
+    Micro-batches are planned by token budget and counted by us, so DeepSpeed's own batch sizes are 1.
+
+    Args:
+        zero_stage: 0-3.
+        dtype: "float32" or "bfloat16"; masters, moments and accumulated gradients are fp32 either way
+            (stage 0 in bf16 accumulates in bf16: DeepSpeed has no other form).
+        max_grad_norm: global L2 norm at which gradients are clipped.
+        offload_optimizer: masters and moments in CPU memory.
+        offload_parameters: partitioned weights in CPU memory; stage 3 only.
+        device: "cpu" or "cuda"; communication overlaps computation only on the latter.
+    """
+    zero: dict[str, Any] = {
+        "stage": zero_stage,
+        "overlap_comm": device != "cpu" and zero_stage > 0,
+        "contiguous_gradients": True,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+    if device != "cpu":
+        zero |= {
+            "reduce_bucket_size": 200_000_000,
+            "stage3_prefetch_bucket_size": 50_000_000,
+            "stage3_param_persistence_threshold": 100_000,
+        }
+    if offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device != "cpu"}
+    if offload_parameters:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": device != "cpu"}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "steps_per_print": 1_000_000_000,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+    }
+    if dtype == "bfloat16":
+        config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        if zero_stage > 0:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def learning_rate_at(update: int, base: float, warmup_steps: int) -> float:
+    """Linear warm-up from base / warmup_steps to `base`, then constant. `update` counts from 0."""
+    return base * min(1.0, (update + 1) / warmup_steps) if warmup_steps > 0 else base
+
+
+def init_distributed(timeout_s: float) -> Distributed:
+    """Join the process group of the launcher (deepspeed, mpirun, or none: one rank).
+
+    Args:
+        timeout_s: a collective that waits longer fails.
+    """
+    os.environ.update(launch_variables(os.environ))
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # DeepSpeed 0.19 calls names that torch 2.13 renamed, once a collective.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # init_distributed would JIT-build a shared-memory operator for minutes; training never uses it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    local_rank = int(os.environ["LOCAL_RANK"])
+    accelerator = deepspeed.accelerator.get_accelerator()
+    accelerator.set_device(local_rank)
+    deepspeed.init_distributed(timeout=timedelta(seconds=timeout_s), verbose=False)
+    return from_environment(torch.device(accelerator.device_name(local_rank)), timeout_s)
+
+
+class TrainingEngine:
+    """The policy with its optimizer under ZeRO. All ranks call every method together, in the same order."""
+
+    def __init__(
+        self,
+        policy_folder: Path,
+        distributed: Distributed,
+        *,
+        dtype: str,
+        attention: str,
+        temperature: float,
+        zero_stage: int,
+        max_grad_norm: float,
+        weight_decay: float,
+        adam_betas: tuple[float, float],
+        adam_epsilon: float,
+        gradient_checkpointing: bool = False,
+        offload_optimizer: bool = False,
+        offload_parameters: bool = False,
+        state_folder: Path | None = None,
+    ):
+        """Build the engine from exported weights and, where `state_folder` is given, its checkpoint.
+
+        Args:
+            policy_folder: safetensors, config, tokenizer, value_tokens.json; what the export copies.
+            temperature: sampling temperature of the log-probs (Eq. 3).
+            state_folder: folder that `save` wrote; None starts a fresh optimizer from the weights.
+
+        Raises:
+            EngineError: the checkpoint is missing, truncated, or of another kind.
+        """
+        import deepspeed
+
+        record = None if state_folder is None else read_state_record(state_folder)
+        config = deepspeed_config(
+            zero_stage=zero_stage,
+            dtype=dtype,
+            max_grad_norm=max_grad_norm,
+            offload_optimizer=offload_optimizer,
+            offload_parameters=offload_parameters,
+            device=distributed.device.type,
+        )
+        self.distributed = distributed
+        self.num_updates = 0
+        self.skipped_steps = 0
+        self._source = Path(policy_folder)
+        self._zero_stage = zero_stage
+        self._dtype = dtype
+        policy = _load_policy(self._source, config, zero_stage, dtype, attention, temperature)
+        if gradient_checkpointing:
+            policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        optimizer = torch.optim.AdamW(
+            decay_groups(policy.named_parameters(), weight_decay), lr=0.0, betas=adam_betas, eps=adam_epsilon
+        )
+        self._engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
+        self._engine.train()
+        if record is not None:
+            self._load(Path(state_folder), record)
+
+    def forward(self, batch: Any) -> Any:
+        """The policy's outputs for one micro-batch on this rank. Ranks must call it equally often."""
+        return self._engine(batch)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Accumulate the gradient of one micro-batch.
+
+        Args:
+            loss: scalar, this micro-batch's sum divided by the GLOBAL count (all ranks, all micro-batches of
+                the optimizer step). The gradient of the step is the plain sum over micro-batches and ranks.
+            last: True for the step's last micro-batch.
+        """
+        self._engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages gradients over ranks; the factor turns that into the sum the loss calls for.
+        self._engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, update the weights, clear the gradients.
+
+        Returns:
+            The global gradient norm before clipping. Where it is not finite nothing is updated,
+            `skipped_steps` counts it and the value returned is nan.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self._zero_stage == 0 and self._dtype == "float32" and not self._gradients_finite():
+            # DeepSpeed checks the gradients in every mode but this one.
+            self._engine.module.zero_grad(set_to_none=True)
+            self.skipped_steps += 1
+            return math.nan
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        if self._engine.was_step_applied() and math.isfinite(norm):
+            self.num_updates += 1
+            return norm
+        self.skipped_steps += 1
+        return math.nan
+
+    def _gradients_finite(self) -> bool:
+        norms = [p.grad.norm() for p in self._engine.module.parameters() if p.grad is not None]
+        return all(math.isfinite(norm) for norm in norms)
+
+    def save(self, folder: Path, client_state: dict[str, Any] | None = None) -> None:
+        """Write masters, moments and counters of all ranks to `folder`, which appears complete or not at all.
+
+        Args:
+            client_state: small, goes into engine.json as it is.
+        """
+        folder = Path(folder)
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        if self.distributed.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        self.distributed.barrier("the folder of the engine checkpoint")
+        self._engine.save_checkpoint(str(temporary), tag=STATE_TAG, save_latest=False)
+        self.distributed.barrier("the engine checkpoint of every rank")
+        if self.distributed.is_main:
+            write_state_record(
+                temporary,
+                world_size=self.distributed.world_size,
+                zero_stage=self._zero_stage,
+                dtype=self._dtype,
+                num_updates=self.num_updates,
+                skipped_steps=self.skipped_steps,
+                client_state=client_state or {},
+            )
+            publish_folder(temporary, folder)
+        self.distributed.barrier("the renamed engine checkpoint")
+
+    def _load(self, folder: Path, record: dict[str, Any]) -> None:
+        for key, value in (("zero_stage", self._zero_stage), ("dtype", self._dtype)):
+            if record[key] != value:
+                raise EngineError(f"{folder}: written with {key} {record[key]}, asked for {value}; use {record[key]}")
+        if record["world_size"] != self.distributed.world_size:
+            raise EngineError(
+                f"{folder}: written by {record['world_size']} ranks, {self.distributed.world_size} are running; "
+                f"start with {record['world_size']} ranks"
+            )
+        try:
+            loaded, _ = self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
+        except Exception as fault:  # torch and DeepSpeed raise many kinds for an unreadable file
+            raise EngineError(f"{folder}: cannot be loaded ({fault}); delete this iteration's checkpoint") from fault
+        if loaded is None:
+            raise EngineError(f"{folder}: DeepSpeed found nothing to load; delete this iteration's checkpoint")
+        self.num_updates = record["num_updates"]
+        self.skipped_steps = record["skipped_steps"]
+
+    def export(self, folder: Path, max_shard_size: str = "4GB") -> None:
+        """Write the weights as a plain transformers folder: safetensors, config, tokenizer, value_tokens.json.
+
+        Weights equal the engine's to the bit, in the compute type. `folder` appears complete or not at all.
+        """
+        folder = Path(folder)
+        weights = self._gathered_weights()
+        if self.distributed.is_main:
+            temporary = folder.with_name(f".{folder.name}.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            self._engine.module.causal_lm.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
+            copy_companions(self._source, temporary)
+            publish_folder(temporary, folder)
+        self.distributed.barrier("the exported policy")
+
+    def _gathered_weights(self) -> dict[str, torch.Tensor] | None:
+        """Full weights on the CPU of rank 0, named as the causal model names them; None on other ranks."""
+        if self._zero_stage == 3:
+            state = self._engine._consolidated_16bit_state_dict()  # compute type, whatever the name says
+        elif self.distributed.is_main:
+            state = {name: tensor.detach().cpu() for name, tensor in self._engine.module.state_dict().items()}
+        else:
+            state = None
+        prefix = "causal_lm."
+        return None if state is None else {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+    def offload_states(self) -> None:
+        """Move weights, masters, moments and buffers to CPU memory so that generation has the GPU; no-op on CPU."""
+        if self.distributed.device.type == "cuda" and self._zero_stage == 3:
+            self._engine.offload_states()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def reload_states(self) -> None:
+        """Undo `offload_states`."""
+        if self.distributed.device.type == "cuda" and self._zero_stage == 3:
+            self._engine.reload_states()
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory this rank has held: of the GPU where there is one, else of the process."""
+        if self.distributed.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.distributed.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def close(self) -> None:
+        """Release hooks and memory; the engine cannot be used afterwards."""
+        self._engine.destroy()
+        del self._engine
+        gc.collect()
+
+
+def _load_policy(folder: Path, config: dict, zero_stage: int, dtype: str, attention: str, temperature: float) -> Any:
+    """The policy module; under stage 3 born partitioned, so that no rank ever holds all of it."""
+    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    from runtime.model import load_policy
+
+    # transformers asks this object, kept alive by the name, whether to construct under zero.Init.
+    partitioned = HfDeepSpeedConfig(config) if zero_stage == 3 else None
+    try:
+        return load_policy(folder, dtype=dtype, attention=attention, temperature=temperature)
+    finally:
+        if partitioned is not None:
+            unset_hf_deepspeed_config()
+
+
+def decay_groups(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float
+) -> list[dict[str, Any]]:
+    """AdamW parameter groups: matrices decay, norms and biases (fewer than two dimensions) do not, as is usual."""
+    decayed, plain = [], []
+    for _, parameter in named_parameters:
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # a partitioned parameter's own shape is empty
+        (decayed if len(shape) >= 2 else plain).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def write_state_record(folder: Path, **facts: Any) -> None:
+    """Write engine.json: the facts, and the size of every file in `folder`."""
+    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    record = {"schema": STATE_SCHEMA, **facts, "files": files}
+    (folder / STATE_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read_state_record(folder: Path) -> dict[str, Any]:
+    """Read engine.json and check that every file it names is there in full.
+
+    Raises:
+        EngineError: missing, unreadable, of another schema, or a file is missing or truncated.
+    """
+    folder = Path(folder)
+    remedy = "delete this iteration's checkpoint and start again from the one before"
+    try:
+        record = json.loads((folder / STATE_RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise EngineError(f"{folder}: no engine checkpoint ({fault}); {remedy}") from fault
+    if not isinstance(record, dict) or record.get("schema") != STATE_SCHEMA:
+        raise EngineError(f"{folder}: engine checkpoint of another version; use the version that wrote it")
+    for name, size in record["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise EngineError(f"{path}: {state}, {size} were written; {remedy}")
+    return record
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy what lies beside the weights (tokenizer, generation config, value_tokens.json); config.json is the new one."""
+    for path in sorted(Path(source).iterdir()):
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
+
+
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Flush every file of `temporary` to disk and rename it to `folder`, replacing what was there."""
+    for path in [*temporary.rglob("*"), temporary]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
