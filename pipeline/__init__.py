@@ -1,1 +1,3 @@
-"""What runs, in what order, with which settings."""
+"""What runs, in which order, with which settings."""
+
+VERSION = "0.1.0"

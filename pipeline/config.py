@@ -37,7 +37,7 @@ class RunConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "tiny"  # "tiny", "Qwen2.5-1.5B", "Qwen2.5-7B", "smollm2-135m", a hub id or a local folder
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # compute and export type; fp32 on CPU (bf16 is 5x slower on AVX2)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # compute and export; fp32 on CPU (bf16 is 5x slower on AVX2)
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     chat_template: bool = True  # render prompts with the tokenizer's chat template; False: the plain prompt text
     tiny_width: int = 128  # hidden size of the random-weight `tiny` model
@@ -46,7 +46,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check(bool(self.name), "model.name", self.name, "a name, a hub id or a folder")
-        _check(self.tiny_width % self.tiny_heads == 0, "model.tiny_width", self.tiny_width, "a multiple of model.tiny_heads")
+        for name in ("tiny_width", "tiny_layers", "tiny_heads"):
+            _check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), ">= 1")
+        whole = self.tiny_width % self.tiny_heads == 0
+        _check(whole, "model.tiny_width", self.tiny_width, "a multiple of model.tiny_heads")
 
 
 @dataclass(frozen=True)
@@ -167,14 +170,17 @@ class OptimizeConfig:
             _check(getattr(self, name) > 0, f"optimize.{name}", getattr(self, name), "> 0")
         for name in ("epochs", "minibatch_size", "microbatch_tokens"):
             _check(getattr(self, name) >= 1, f"optimize.{name}", getattr(self, name), ">= 1")
-        for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef", "warmup_steps", "value_warmup_iterations"):
+        for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef"):
+            _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")
+        for name in ("warmup_steps", "value_warmup_iterations"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")
         for name in ("adam_beta1", "adam_beta2"):
             _check(0 <= getattr(self, name) < 1, f"optimize.{name}", getattr(self, name), "in [0, 1)")
         _check(0 < self.clip_low < 1, "optimize.clip_low", self.clip_low, "in (0, 1)")
         for name in ("clip_high", "value_clip", "q_clip"):
             _check(getattr(self, name) > 0, f"optimize.{name}", getattr(self, name), "> 0")
-        _check(not self.offload_parameters or self.zero_stage == 3, "optimize.offload_parameters", True, "false unless optimize.zero_stage is 3")
+        partitioned = not self.offload_parameters or self.zero_stage == 3
+        _check(partitioned, "optimize.offload_parameters", True, "false unless optimize.zero_stage is 3")
 
 
 @dataclass(frozen=True)

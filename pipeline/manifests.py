@@ -1,0 +1,196 @@
+"""A stage's manifest: what it read, what it wrote, what came out. Written last; a stage is complete when it is there.
+
+Example (shortened):
+    {"format": 1, "stage": "collect_rollouts", "iteration": 3, "config": "c555f06e22931b82",
+     "inputs": {"policy": "9f2c..."}, "outputs": {"rank-00000.jsonl": {"bytes": 81234, "sha256": "77ab..."}},
+     "counts": {"trajectories": 64}, "metrics": {"rollout/success": 0.41}, "seconds": {"total": 3.2, ...},
+     "peak_memory_mib": {"cpu": 812.0, "cuda": 0.0}, "ranks": 1, "versions": {...}, "removed": []}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import resource
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline import VERSION
+from pipeline.run_directory import EXPORT, RunError, RunPaths
+from runtime.files import atomic_write_text, remove_tree, sha256
+
+FORMAT = 1
+NAME = "manifest.json"
+ENGINE = "engine/"  # twelve bytes a parameter, read by no other stage: checked by size alone
+POLICY = "policy/"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    stage: str
+    iteration: int
+    config: str  # fingerprint of the settings that may not change
+    inputs: Mapping[str, str]  # name -> digest of what was read (`digest` of the manifest that made it)
+    outputs: Mapping[str, Mapping[str, Any]]  # path below the folder -> {"bytes", "sha256" (None for engine state)}
+    counts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # "total" and the stage's own parts
+    peak_memory_mib: Mapping[str, float] = field(default_factory=dict)  # of rank 0's process until then
+    ranks: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()  # folders that retention took away ("engine/", "policy/")
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content that later stages read: names and hashes of the outputs, without the engine's state."""
+        names = {name: entry["sha256"] for name, entry in self.outputs.items() if not name.startswith(ENGINE)}
+        return hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def describe_outputs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file below a stage's folder, but for the manifest and temporaries."""
+    whole = [path for path in folder.rglob("*") if path.is_file() and ".tmp-" not in path.relative_to(folder).as_posix()]
+    files = sorted(path for path in whole if path != folder / NAME)
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        entries = pool.map(lambda path: _describe(path, path.relative_to(folder).as_posix()), files)
+        return dict(entries)
+
+
+def _describe(path: Path, name: str) -> tuple[str, dict[str, Any]]:
+    digest = None if name.startswith(ENGINE) else sha256(path)
+    return name, {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def check_outputs(manifest: Manifest, folder: Path, prefix: str = "", hashes: bool = False) -> None:
+    """Check that the files which a manifest lists are there, whole and unchanged.
+
+    Args:
+        prefix: check only names that start with it.
+        hashes: read the files and compare hashes too, not only sizes.
+
+    Raises:
+        RunError: names the first file that differs and the remedy.
+    """
+    remedy = f"delete {folder} and start the same command again to make it anew"
+    for name, entry in manifest.outputs.items():
+        if not name.startswith(prefix) or name.startswith(manifest.removed):
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise RunError(f"{path}: missing, though the manifest of {manifest.stage} lists it; {remedy}")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise RunError(f"{path}: {size} bytes, its manifest says {entry['bytes']}; {remedy}")
+        if hashes and entry["sha256"] is not None and sha256(path) != entry["sha256"]:
+            raise RunError(f"{path}: its content is not what its manifest says; {remedy}")
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    atomic_write_text(path, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest, or None where there is none.
+
+    Raises:
+        RunError: it is unreadable or of another format.
+    """
+    remedy = f"delete {path.parent} to make it anew, or use the version that wrote it"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as fault:
+        raise RunError(f"{path}: not a manifest ({fault}); {remedy}") from fault
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        raise RunError(f"{path}: manifest format {found!r}, this version reads {FORMAT}; {remedy}")
+    try:
+        return Manifest(**{**data, "removed": tuple(data["removed"])})
+    except (TypeError, KeyError) as fault:
+        raise RunError(f"{path}: not a manifest ({fault}); {remedy}") from fault
+
+
+def read_manifests(paths: RunPaths) -> dict[tuple[str, int], Manifest]:
+    """Every manifest of a run, by (stage, iteration). Reads what is there, whatever the configuration wants."""
+    names = [("reserve_vocab", 0), ("warm_start", 0), (EXPORT, 0)]
+    for folder in _numbered(paths.root / "iterations"):
+        names += [("collect_rollouts", folder), ("compute_advantages", folder)]
+    names += [("optimize", folder) for folder in _numbered(paths.root / "checkpoints") if folder > 0]
+    names += [("evaluate", folder) for folder in _numbered(paths.root / "evaluations")]
+    found = {name: read_manifest(paths.manifest(*name)) for name in names}
+    return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def _numbered(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+def versions() -> dict[str, str]:
+    """What made the files: python, the packages that decide numbers, and ours."""
+    found = {"python": platform.python_version(), "pipeline": VERSION}
+    for package in ("torch", "transformers", "deepspeed"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def peak_memory_mib(cuda_bytes: int = 0) -> dict[str, float]:
+    """The highest resident memory of this process so far, and the accelerator's as given."""
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
+    return {"cpu": round(rss / 1024, 1), "cuda": round(cuda_bytes / 2**20, 1)}
+
+
+def retained(newest: int, keep_last: int, keep_every: int, present: Iterable[int]) -> dict[int, set[str]]:
+    """Which parts of which checkpoints stay.
+
+    The newest `keep_last` keep weights and engine state, every `keep_every`-th its weights, and policy 0
+    (the reference of the KL term and the start of the comparison) its weights for ever.
+
+    Returns:
+        For each checkpoint in `present`: the subset of {"policy/", "engine/"} that is kept.
+    """
+    kept = {}
+    for iteration in present:
+        if iteration > newest - keep_last:
+            kept[iteration] = {POLICY, ENGINE}
+        elif iteration == 0 or (keep_every and iteration % keep_every == 0):
+            kept[iteration] = {POLICY}
+        else:
+            kept[iteration] = set()
+    return kept
+
+
+def apply_retention(paths: RunPaths, keep_last: int, keep_every: int) -> list[str]:
+    """Remove what `retained` does not keep of the complete checkpoints; returns what was removed.
+
+    The manifest is told first and the folder is renamed before it is removed, so that a kill at any
+    moment leaves no half folder that looks whole. The manifests stay: they say what has been done.
+    """
+    manifests = {i: read_manifest(paths.checkpoint(i) / NAME) for i in _numbered(paths.root / "checkpoints")}
+    complete = {i: manifest for i, manifest in manifests.items() if manifest is not None}
+    if not complete:
+        return []
+    removed = []
+    for iteration, kept in retained(max(complete), keep_last, keep_every, complete).items():
+        manifest, folder = complete[iteration], paths.checkpoint(iteration)
+        gone = tuple(sorted({POLICY, ENGINE} - kept | set(manifest.removed)))
+        if gone != manifest.removed:
+            changed = {**asdict(manifest), "removed": gone}
+            write_manifest(Manifest(**changed), folder / NAME)
+        for part in gone:
+            if (folder / part).exists():
+                remove_tree(folder / part)
+                removed.append(f"{folder.name}/{part}")
+    return removed
