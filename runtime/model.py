@@ -1,0 +1,336 @@
+"""The policy: a causal language model whose one forward gives log-probs, entropies, V and Q (SAPO, arXiv 2608.19842).
+
+The door to transformers' models and tokenizers. Weights come from safetensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
+from runtime.logprobs import action_logprobs, value_margins
+from runtime.vocabulary import ValueTokens, read_value_tokens
+
+__all__ = [
+    "ChunkedHead",
+    "ModelFilesError",
+    "Policy",
+    "PolicyOutput",
+    "TokenBatch",
+    "TrainBatch",
+    "load_policy",
+    "load_tokenizer",
+    "policy_fingerprint",
+    "resident_replica",
+]
+
+# config fields of models that change logits after the head, and the value that means "not used"
+_LOGIT_CHANGES = {
+    "final_logit_softcapping": None,
+    "logits_soft_cap": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FINGERPRINT_BLOCKS = 256
+_FINGERPRINT_BLOCK = 2**16
+
+
+class ModelFilesError(Exception):
+    """A model folder cannot be used. The message names object, fact and remedy."""
+
+
+class ChunkedHead(nn.Linear):
+    """The output embedding. Called with hidden states alone it is the linear layer it replaces.
+
+    Called with positions it does the whole head's work of a forward in ONE module call: under ZeRO-3 its weight is
+    gathered once for the forward and once for the backward. State-dict names stay those of the model.
+    """
+
+    @classmethod
+    def replacing(cls, linear: nn.Linear) -> ChunkedHead:
+        """A head around the very parameter of `linear`, so that ties to the input embedding stay."""
+        head = cls(linear.in_features, linear.out_features, bias=False, device="meta")
+        head.weight = linear.weight
+        return head
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        boundaries: torch.Tensor | None = None,
+        token_ids: torch.Tensor | None = None,
+        value_ids: torch.Tensor | None = None,
+        temperature: float = 1.0,
+    ) -> Any:
+        """Logits [..., V] of `hidden` [..., D]; or, where the rest is given, (logprobs, entropies, margins).
+
+        Args:
+            hidden: at the predicting positions [N, D].
+            boundaries: hidden states at the turn boundaries [K, D].
+            token_ids: what followed at the predicting positions, int64 [N].
+            value_ids: ids of w+ and w-, int64 [2].
+            temperature: sampling temperature of the log-probs.
+
+        Returns:
+            logprobs [N], entropies [N] over W_act, margins [K]; float32.
+        """
+        if boundaries is None:
+            return super().forward(hidden)
+        margins = value_margins(boundaries, self.weight, value_ids)
+        logprobs, entropies = action_logprobs(hidden, self.weight, token_ids, value_ids, temperature)
+        return logprobs, entropies, margins
+
+
+class Policy(nn.Module):
+    """A causal language model with the value readout.
+
+    Args:
+        causal_lm: a transformers causal language model; its output embedding is replaced by a ChunkedHead.
+        value_tokens: the reserved entries w+ and w-.
+        temperature: the rollout's sampling temperature, > 0; the log-probs carry it (Eq. 3).
+
+    Raises:
+        ModelFilesError: the model changes its logits after the head, or its head has a bias.
+    """
+
+    def __init__(self, causal_lm: nn.Module, value_tokens: ValueTokens, temperature: float) -> None:
+        super().__init__()
+        _refuse_changed_logits(causal_lm.config)
+        head = causal_lm.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ModelFilesError(
+                f"{type(causal_lm).__name__}: the output embedding is not a plain linear layer without bias; "
+                "use a model such as Qwen2.5 or Llama"
+            )
+        causal_lm.set_output_embeddings(ChunkedHead.replacing(head))
+        self.causal_lm = causal_lm
+        self.value_tokens = value_tokens
+        self.temperature = temperature
+        value_ids = torch.tensor([value_tokens.positive_id, value_tokens.negative_id], device="cpu")
+        self.register_buffer("value_ids", value_ids, persistent=False)
+
+    def forward(self, batch: TokenBatch) -> PolicyOutput:
+        """Log-probs, entropies and the margins of V and Q in one pass; logits at response positions only.
+
+        V is read at the token before a turn's response, Q at its last token (Eq. 1, 2).
+        """
+        hidden = self.causal_lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        hidden = hidden.flatten(0, 1)
+        response = batch.response_mask.flatten().nonzero().squeeze(1)
+        boundaries = torch.cat((batch.turn_start - 1, batch.turn_end))
+        logprobs, entropies, margins = self.causal_lm.get_output_embeddings()(
+            hidden[response - 1],
+            boundaries=hidden[boundaries],
+            token_ids=batch.input_ids.flatten()[response],
+            value_ids=self.value_ids,
+            temperature=self.temperature,
+        )
+        num_turns = len(batch.turn_start)
+        return PolicyOutput(logprobs, entropies, margins[:num_turns], margins[num_turns:])
+
+    @torch.no_grad()
+    def load_weights(self, directory: str | Path) -> None:
+        """Take over the weights of another version of the same model, in place.
+
+        All names and shapes are checked before the first weight changes.
+
+        Raises:
+            ModelFilesError: the folder does not hold exactly this model's weights.
+        """
+        directory = Path(directory)
+        with _open_weights(directory) as files:
+            _check_complete(self.causal_lm, files, directory)
+            own = self.causal_lm.state_dict()
+            for name, file in files.items():
+                if name in own:
+                    own[name].copy_(file.get_tensor(name))
+
+
+def load_policy(
+    directory: str | Path,
+    *,
+    dtype: str | torch.dtype,
+    attention: str = "sdpa",
+    temperature: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Policy:
+    """The policy of a folder: safetensors, config.json, value_tokens.json.
+
+    Args:
+        dtype: of the weights, e.g. "bfloat16".
+        attention: transformers' attention implementation.
+        device: where to put it; None leaves it where transformers (or zero.Init) made it.
+
+    Raises:
+        ModelFilesError: no weights, pickled weights only, a missing or truncated shard, missing tensors, a model
+            whose logits are changed after the head.
+    """
+    directory = Path(directory)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    value_tokens = read_value_tokens(directory)
+    _refuse_changed_logits(_load_config(directory))
+    transformers_logging.disable_progress_bar()
+    with _open_weights(directory) as files:
+        try:
+            causal_lm = AutoModelForCausalLM.from_pretrained(
+                str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError, ImportError) as fault:
+            raise ModelFilesError(f"{directory}: transformers cannot load the model ({fault})") from fault
+        _check_complete(causal_lm, files, directory)
+    policy = Policy(causal_lm, value_tokens, temperature)
+    return policy if device is None else policy.to(device)
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ModelFilesError: there is none, or it has ids beyond the model's embedding matrix.
+    """
+    directory = Path(directory)
+    config = _load_config(directory)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError, ImportError) as fault:
+        raise ModelFilesError(f"{directory}: no tokenizer that transformers can load ({fault})") from fault
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= config.get_text_config().vocab_size:
+        raise ModelFilesError(
+            f"{directory}: the tokenizer has id {largest}, the model {config.get_text_config().vocab_size} rows; "
+            "use the tokenizer that belongs to the model"
+        )
+    return tokenizer
+
+
+def policy_fingerprint(directory: str | Path) -> str:
+    """A short name for the weights of a folder: a hash over evenly spaced blocks of its safetensors files.
+
+    Small files are hashed whole. 16 MiB of each large one are enough to tell versions of a policy apart (every
+    optimizer step moves weights everywhere) and cost no more than a moment.
+
+    Raises:
+        ModelFilesError: no safetensors in the folder.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in _weight_files(Path(directory)):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        stride = max(_FINGERPRINT_BLOCK, size // _FINGERPRINT_BLOCKS)
+        with open(path, "rb") as file:
+            for start in range(0, size, stride):
+                file.seek(start)
+                digest.update(file.read(_FINGERPRINT_BLOCK))
+    return digest.hexdigest()
+
+
+def resident_replica(
+    resident: Any,
+    directory: str | Path,
+    fingerprint: str,
+    *,
+    dtype: str,
+    attention: str,
+    temperature: float,
+    device: torch.device | str,
+) -> Policy:
+    """The process's plain inference replica, holding the weights of `directory`: kept, refreshed or loaded.
+
+    Args:
+        resident: stages.context.Resident; its `replica` and `replica_policy` are updated.
+        fingerprint: `policy_fingerprint(directory)`; weights are read only where it differs from what is held.
+    """
+    if resident.replica is None:
+        loaded = load_policy(directory, dtype=dtype, attention=attention, device=device)
+        resident.replica = loaded.eval().requires_grad_(False)
+    elif resident.replica_policy != fingerprint:
+        resident.replica_policy = None  # half-loaded weights must not pass for anything
+        resident.replica.load_weights(directory)
+    resident.replica_policy = fingerprint
+    resident.replica.temperature = temperature
+    return resident.replica
+
+
+def _load_config(directory: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    except (OSError, ValueError, KeyError) as fault:
+        raise ModelFilesError(f"{directory}: no config.json that transformers understands ({fault})") from fault
+
+
+def _refuse_changed_logits(config: Any) -> None:
+    for name, unused in _LOGIT_CHANGES.items():
+        value = getattr(config.get_text_config(), name, None)
+        if value is not None and value != unused:
+            raise ModelFilesError(
+                f"{config.model_type} model with {name} = {value}: it changes the logits after the output embedding, "
+                "which the log-probs and values here would miss; use a model such as Qwen2.5 or Llama"
+            )
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that the folder's weights are in, sorted by name; each of them exists."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise ModelFilesError(f"{index}: not a safetensors index ({fault}); copy the model again") from fault
+        missing = sorted(name for name in names if not (directory / name).is_file())
+        if missing:
+            raise ModelFilesError(f"{directory}: shard {missing[0]} is missing; copy the model again")
+        return [directory / name for name in sorted(names)]
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
+    if pickled:
+        raise ModelFilesError(
+            f"{directory}: only pickled weights ({pickled[0]}), which can run code when loaded; convert them with "
+            "save_pretrained of a current transformers, which writes safetensors"
+        )
+    raise ModelFilesError(f"{directory}: no weights (*.safetensors); give the folder of a complete model")
+
+
+@contextmanager
+def _open_weights(directory: Path) -> Iterator[dict[str, Any]]:
+    """Tensor name -> open safetensors file that holds it."""
+    files: dict[str, Any] = {}
+    for path in _weight_files(directory):
+        try:
+            file = safe_open(str(path), framework="pt")
+        except (SafetensorError, OSError) as fault:
+            raise ModelFilesError(
+                f"{path}: truncated or not safetensors ({fault}); copy the file again, or delete this policy's folder "
+                "to have the stage that made it run again"
+            ) from fault
+        files |= dict.fromkeys(file.keys(), file)
+    yield files
+
+
+def _check_complete(causal_lm: nn.Module, files: dict[str, Any], directory: Path) -> None:
+    """Every parameter is in the files, in the right shape; a tied head may be missing."""
+    tied = set(getattr(causal_lm, "all_tied_weights_keys", None) or ())
+    for name, parameter in causal_lm.named_parameters():
+        if name not in files:
+            if name in tied:
+                continue
+            raise ModelFilesError(f"{directory}: tensor {name} is missing; copy the model again")
+        shape = tuple(files[name].get_slice(name).get_shape())
+        expected = tuple(getattr(parameter, "ds_shape", parameter.shape))  # a partitioned one's own shape is empty
+        if shape != expected:
+            raise ModelFilesError(
+                f"{directory}: tensor {name} has shape {shape}, the model {expected}; use its own files"
+            )
