@@ -75,7 +75,9 @@ def read_jsonl(path: Path) -> tuple[list[tuple[str, Any]], bool]:
         try:
             records.append((where, json.loads(line.decode("utf-8"))))
         except UnicodeDecodeError as fault:
-            raise RecordError(f"{where}: not UTF-8 (byte {fault.start} of the line); delete the line to replay it") from None
+            raise RecordError(
+                f"{where}: not UTF-8 (byte {fault.start} of the line); delete the line to replay it"
+            ) from None
         except (ValueError, RecursionError) as fault:
             raise RecordError(f"{where}: not JSON ({fault}); delete the line to replay it") from None
     return records, bool(tail)
@@ -86,7 +88,9 @@ def to_line(data: dict[str, Any], where: str) -> bytes:
     try:
         return json.dumps(data, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
     except ValueError as fault:
-        raise RecordError(f"{where}: cannot be stored ({fault}); rewards, scores and log-probs must be finite") from fault
+        raise RecordError(
+            f"{where}: cannot be stored ({fault}); rewards, scores and log-probs must be finite"
+        ) from fault
 
 
 class ShardWriter:

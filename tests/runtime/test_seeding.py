@@ -40,7 +40,11 @@ def test_same_numbers_in_another_process_with_another_hash_seed():
     here = f"{uniforms(3, 2, 'train/heat-1', 0, 4, 3).tolist()} {permutation(3, 'x', n=5).tolist()}\n"
     for hash_seed in ("0", "1"):
         there = subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert there.stdout == here
 
