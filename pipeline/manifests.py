@@ -56,10 +56,10 @@ class Manifest:
 
 def describe_outputs(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and hash of every file below a stage's folder, but for the manifest and temporaries."""
-    whole = [path for path in folder.rglob("*") if path.is_file() and ".tmp-" not in path.relative_to(folder).as_posix()]
-    files = sorted(path for path in whole if path != folder / NAME)
+    names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    files = sorted(path for path, name in names.items() if name != NAME and ".tmp-" not in name)
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        entries = pool.map(lambda path: _describe(path, path.relative_to(folder).as_posix()), files)
+        entries = pool.map(lambda path: _describe(path, names[path]), files)
         return dict(entries)
 
 

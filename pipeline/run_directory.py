@@ -31,6 +31,7 @@ class RunPaths:
     """
 
     root: Path
+    advantages_name: str = "advantages"  # another folder for targets that are recomputed with other settings
 
     @property
     def config(self) -> Path:
@@ -70,7 +71,7 @@ class RunPaths:
         return self.root / "checkpoints" / f"{iteration:04d}"
 
     def policy(self, iteration: int) -> Path:
-        """Weights, tokenizer, value tokens of a policy. Policy 0: after the warm start if there was one, else the model."""
+        """Weights, tokenizer and value tokens. Policy 0 is the warm start's where there was one, else the model."""
         if iteration == 0 and not (self.checkpoint(0) / "manifest.json").exists():
             return self.model
         return self.checkpoint(iteration) / "policy"
@@ -83,7 +84,7 @@ class RunPaths:
         return self.root / "iterations" / f"{iteration:04d}" / "rollouts"
 
     def advantages(self, iteration: int) -> Path:
-        return self.root / "iterations" / f"{iteration:04d}" / "advantages"
+        return self.root / "iterations" / f"{iteration:04d}" / self.advantages_name
 
     def evaluation(self, iteration: int) -> Path:
         return self.root / "evaluations" / f"{iteration:04d}"
