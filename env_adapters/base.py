@@ -123,7 +123,7 @@ class Adapter(Protocol):
         """The well-formed response that plays `action` (for demonstrations): parses back to `action`."""
 
     def vocabulary(self) -> Sequence[str]:
-        """Texts that together hold every word the environment and its prompts use (a word-level tokenizer is made from them)."""
+        """Texts that together hold every word of the environment and its prompts (for a word-level tokenizer)."""
 
     def description(self) -> Mapping[str, Any]:
         """Facts to log with every result: engine version, data source, grammar in use, counts, hashes."""

@@ -1,0 +1,287 @@
+"""Where games come from: folders of real games, or packs of generated ones. Both give the same `StoredGame`.
+
+A real game is a folder with game.tw-pddl and traj_data.json. A pack is one file of `prepare`: a line of JSON that
+says what is in it, then for each game two zlib blobs, the game (the same JSON as in a folder, but for the two
+logic texts, which all games share) and its translation. `export` writes a pack's games as real folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from env_adapters.alfworld.engine import INSTALL_HINT, Translation, translate
+from env_adapters.alfworld.generate import Logic
+from env_adapters.alfworld.scenes import TASK_TYPES
+from env_adapters.base import EnvironmentFault, Task
+
+GAME_FILE = "game.tw-pddl"
+TRAJ_FILE = "traj_data.json"
+GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem", "solvable")
+REAL_VERSION_FOLDER = "json_2.1.1"
+REAL_FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
+TRANSLATION_VERSION = 1  # part of the name of kept translations
+
+
+@dataclass(frozen=True)
+class StoredGame:
+    """One game, ready for an engine slot."""
+
+    data: Mapping[str, Any]  # game.tw-pddl
+    traj: Mapping[str, Any]  # traj_data.json
+    translation: Translation
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write under a temporary name, flush, rename: a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def installed_logic(grammar: str = "move") -> Logic:
+    """The logic texts that ship in the alfworld wheel; `grammar="put"` rewrites them to the 2.1.1 text generation.
+
+    2.1.1 says `put X in/on Y` where later versions say `move X to Y`, and has no `help`.
+    """
+    from importlib.util import find_spec
+
+    spec = find_spec("alfworld")
+    if spec is None or not spec.submodule_search_locations:
+        raise EnvironmentFault(f"environment 'alfworld' needs alfworld, which is not installed: {INSTALL_HINT}")
+    folder = Path(spec.submodule_search_locations[0]) / "data"
+    domain, text = ((folder / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2"))
+    if grammar == "move":
+        return Logic(domain, text)
+    changes = (
+        ('template :: "move {o} to {r}"', 'template :: "put {o} in/on {r}"'),
+        ("You move the {o.name} to the {r.name}.", "You put the {o.name} in/on the {r.name}."),
+    )
+    for old, new in changes:
+        if old not in text:
+            raise EnvironmentFault(f"the grammar of the installed alfworld has no {old!r}: {INSTALL_HINT}")
+        text = text.replace(old, new)
+    text = re.sub(r"\naction help \{.*?\n\}\n", "\n", text, flags=re.DOTALL)
+    domain = re.sub(r"\(:action help\b.*?\n\)\n", "", domain, flags=re.DOTALL)
+    return Logic(domain, text)
+
+
+def detect_grammar(grammar: str) -> str:
+    """Which text generation a game's grammar is: 'put' (2.1.1), 'move' (2.1.2 and later) or 'other'."""
+    body = re.search(r"action\s+PutObject\s*\{[^}]*?template\s*::\s*\"(\w+) ", grammar)
+    return body.group(1) if body and body.group(1) in ("put", "move") else "other"
+
+
+# ------------------------------------------------------------------------------------------------- real folders
+def read_game_folder(folder: Path) -> tuple[dict, dict]:
+    """(game.tw-pddl, traj_data.json) of one real game. Raises EnvironmentFault that names the file and its fault."""
+    game_path, traj_path = folder / GAME_FILE, folder / TRAJ_FILE
+    data, traj = _read_json(game_path), _read_json(traj_path)
+    missing = [key for key in GAME_KEYS if key not in data]
+    if missing:
+        raise EnvironmentFault(f"{game_path}: lacks {', '.join(missing)}; get it again with alfworld-download")
+    if data["solvable"] is not True:
+        raise EnvironmentFault(f"{game_path}: is marked unsolvable; leave this game out")
+    bad = [key for key in ("pddl_domain", "grammar", "pddl_problem") if not isinstance(data[key], str)]
+    if bad:
+        raise EnvironmentFault(f"{game_path}: {', '.join(bad)} is not text; get it again with alfworld-download")
+    if traj.get("task_type") not in TASK_TYPES:
+        raise EnvironmentFault(
+            f"{traj_path}: task_type {traj.get('task_type')!r} is none of {', '.join(TASK_TYPES)}; leave this game out"
+        )
+    return data, traj
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise EnvironmentFault(f"{path}: no such file; a game is a folder with {GAME_FILE} and {TRAJ_FILE}") from error
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(
+            f"{path}: cannot be read as JSON ({error}); get it again with alfworld-download"
+        ) from None
+    if not isinstance(found, dict):
+        raise EnvironmentFault(f"{path}: holds a {type(found).__name__}, not an object; get it again")
+    return found
+
+
+class RealGames:
+    """The games under `root/json_2.1.1`, scanned once. Unusable ones are left out and counted by reason."""
+
+    def __init__(self, root: Path, cache: Path, warm_start_games: int, dev_games: int) -> None:
+        self._root = root
+        self._cache = cache
+        self.skipped: Counter[str] = Counter()
+        self.grammars: Counter[str] = Counter()
+        self._splits: dict[str, list[Task]] = {}
+        for split, folder in REAL_FOLDERS.items():
+            self._splits[split] = self._scan(split, root / REAL_VERSION_FOLDER / folder)
+        # The real data has no split for demonstrations or development: both are cut from train, evenly spread.
+        train = self._splits["train"]
+        wanted = min(warm_start_games, len(train) // 3), min(dev_games, len(train) // 10)
+        for split, count in zip(("warm_start", "dev"), wanted, strict=True):
+            chosen = {i * len(train) // count for i in range(count)} if count else set()
+            self._splits[split] = [_renamed(train[i], split) for i in sorted(chosen)]
+            train = [task for i, task in enumerate(train) if i not in chosen]
+        self._splits["train"] = train
+
+    def _scan(self, split: str, top: Path) -> list[Task]:
+        tasks = []
+        for where, folders, files in os.walk(top):
+            folders.sort()
+            if TRAJ_FILE not in files:
+                continue
+            relative = Path(where).relative_to(top).as_posix()
+            if "movable" in where or "Sliced" in where:
+                self.skipped["movable or sliced"] += 1
+                continue
+            try:
+                data, traj = read_game_folder(Path(where))
+            except EnvironmentFault as fault:
+                self.skipped[str(fault).removeprefix(where).split(";")[0].split("(")[0].lstrip("/")] += 1
+                continue
+            self.grammars[detect_grammar(data["grammar"])] += 1
+            name = re.sub(r"[^A-Za-z0-9/_.-]", "_", relative)
+            payload = {"game": Path(where).relative_to(self._root).as_posix()}
+            tasks.append(Task(f"{split}/{name}", split, traj["task_type"], payload))
+        return sorted(tasks, key=lambda task: task.task_id)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self._splits[split]
+
+    def read(self, task: Task) -> StoredGame:
+        """The game with its translation, which is kept on disk under a hash of the problem's text."""
+        data, traj = read_game_folder(self._root / task.payload["game"])
+        key = f"{TRANSLATION_VERSION}\n{data['pddl_domain']}\n{data['pddl_problem']}".encode()
+        path = self._cache / "translations" / f"{hashlib.sha256(key).hexdigest()[:32]}.json.z"
+        try:
+            return StoredGame(data, traj, _unpack_translation(path.read_bytes()))
+        except (OSError, ValueError, KeyError, zlib.error):
+            try:
+                translation = translate(data["pddl_domain"], data["pddl_problem"])
+            except EnvironmentFault as fault:
+                raise EnvironmentFault(f"{self._root / task.payload['game'] / GAME_FILE}: {fault}") from fault
+            write_atomic(path, pack_translation(translation))
+            return StoredGame(data, traj, translation)
+
+
+def _renamed(task: Task, split: str) -> Task:
+    return Task(f"{split}/{task.task_id.split('/', 1)[1]}", split, task.task_type, task.payload)
+
+
+# ------------------------------------------------------------------------------------------------------- packs
+@dataclass(frozen=True)
+class PackedGame:
+    """A verified game on its way into a pack."""
+
+    task_id: str
+    split: str
+    task_type: str
+    game: bytes  # compressed JSON {"data": ..., "traj": ...} without the logic texts
+    translation: bytes
+
+
+def pack_game(data: Mapping[str, Any], traj: Mapping[str, Any]) -> bytes:
+    own = {key: value for key, value in data.items() if key not in ("pddl_domain", "grammar")}
+    text = json.dumps({"data": own, "sentence": _sentence(data["grammar"]), "traj": traj}, sort_keys=True)
+    return zlib.compress(text.encode("utf-8"), 6)
+
+
+def _sentence(grammar: str) -> str:
+    return re.search(r'"rhs": "Your task is to: (.*?)\."\n', grammar).group(1)
+
+
+def pack_translation(translation: Translation) -> bytes:
+    return zlib.compress(json.dumps(translation.to_json()).encode("utf-8"), 6)
+
+
+def _unpack_translation(blob: bytes) -> Translation:
+    return Translation.from_json(json.loads(zlib.decompress(blob)))
+
+
+def write_pack(path: Path, games: Iterable[PackedGame]) -> None:
+    """One file, written atomically."""
+    games = list(games)
+    index = [[g.task_id, g.split, g.task_type, len(g.game), len(g.translation)] for g in games]
+    head = json.dumps({"games": index}).encode("utf-8") + b"\n"
+    write_atomic(path, head + b"".join(part for g in games for part in (g.game, g.translation)))
+
+
+def read_pack_index(path: Path) -> list[Task] | None:
+    """The tasks of a pack in order, or None where the file is not a whole pack."""
+    try:
+        with open(path, "rb") as file:
+            head = file.readline()
+            index = json.loads(head)["games"]
+        start, tasks = len(head), []
+        for task_id, split, task_type, game_size, translation_size in index:
+            payload = {"pack": path.name, "start": start, "game": game_size, "translation": translation_size}
+            tasks.append(Task(task_id, split, task_type, payload))
+            start += game_size + translation_size
+        return tasks if path.stat().st_size == start else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class GeneratedGames:
+    """The packs of one prepared folder."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], logic: Logic) -> None:
+        self._folder = folder
+        self._logic = logic
+        self.manifest = manifest
+        self._splits: dict[str, list[Task]] = {}
+        for split, packs in manifest["packs"].items():
+            self._splits[split] = []
+            for pack in packs:
+                tasks = read_pack_index(folder / pack)
+                if tasks is None:
+                    raise EnvironmentFault(f"{folder / pack}: damaged; delete it and run prepare() again")
+                self._splits[split] += tasks
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self._splits[split]
+
+    def read(self, task: Task) -> StoredGame:
+        payload = task.payload
+        path = self._folder / payload["pack"]
+        try:
+            with open(path, "rb") as file:
+                file.seek(payload["start"])
+                blob = file.read(payload["game"] + payload["translation"])
+            found = json.loads(zlib.decompress(blob[: payload["game"]]))
+            translation = _unpack_translation(blob[payload["game"] :])
+        except (OSError, ValueError, KeyError, zlib.error) as error:
+            raise EnvironmentFault(
+                f"game {task.task_id!r}: cannot be read from {path} ({error}); delete that folder and prepare again"
+            ) from error
+        data = {
+            **found["data"],
+            "pddl_domain": self._logic.domain,
+            "grammar": self._logic.grammar.replace("UNKNOWN GOAL", found["sentence"]),
+        }
+        return StoredGame(data, found["traj"], translation)
+
+
+def export(games: GeneratedGames, split: str, root: Path) -> int:
+    """Write a split as real folders under `root/json_2.1.1`, for other tools. Returns how many games."""
+    folder = REAL_FOLDERS.get(split, split)
+    for task in games.tasks(split):
+        stored = games.read(task)
+        target = root / REAL_VERSION_FOLDER / folder / task.task_id.split("/", 1)[1]
+        for name, content in ((GAME_FILE, stored.data), (TRAJ_FILE, stored.traj)):
+            write_atomic(target / name, json.dumps(content, sort_keys=True).encode("utf-8"))
+    return len(games.tasks(split))

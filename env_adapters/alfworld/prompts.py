@@ -1,0 +1,89 @@
+"""What the agent reads: the published prompt, and a form of few words for very small models.
+
+Published (the framework that SAPO's results follow, in our words): role, task, number of steps taken, the last
+(observation, action) pairs, the current observation, the admissible actions quoted one a line, and the request
+for `<think>…</think>` and `<action>…</action>`. Compact: the same facts without sentences, in lower case, with
+every word, number and mark of punctuation set off by blanks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from env_adapters.base import Observation, PastTurn
+
+ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
+REQUEST = (
+    "Now it's your turn to take an action.\n"
+    "First reason step by step about the current situation, inside <think> </think> tags.\n"
+    "Then choose one admissible action for the current step and give it inside <action> </action> tags."
+)
+
+
+def published(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
+    """The published form. About 250-400 words in a full scene."""
+    lines = [ROLE, f"Your task is to: {observation.goal}"]
+    if history:
+        first = turns_taken - len(history) + 1
+        lines.append(
+            f"Prior to this step, you have already taken {turns_taken} step(s). "
+            f"Below are the most recent {len(history)} observations and the corresponding actions you took:"
+        )
+        lines += [
+            f"[Observation {first + i}: '{past.observation}', Action {first + i}: '{past.action}']"
+            for i, past in enumerate(history)
+        ]
+    elif turns_taken:
+        lines.append(f"Prior to this step, you have already taken {turns_taken} step(s).")
+    lines.append(f"You are now at step {turns_taken + 1} and your current observation is: {observation.text}")
+    if observation.admissible_actions is not None:
+        quoted = "\n".join(f"'{action}'" for action in observation.admissible_actions)
+        lines.append(f"Your admissible actions of the current situation are: [\n{quoted}\n].")
+    return "\n".join([*lines, "", REQUEST])
+
+
+def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
+    """The form of few words, e.g.
+    `task put a hot mug in shelf ; saw desk 1 : pan 1 ; did go to fridge 1 ; now fridge 1 closed ; can open fridge 1`
+    """
+    parts = [f"task {plain(observation.goal)}"]
+    for past in history:
+        parts += [f"saw {brief(past.observation)}", f"did {plain(past.action) or 'nothing'}"]
+    parts.append(f"now {brief(observation.text)}")
+    if observation.admissible_actions is not None:
+        parts.append("can " + " , ".join(plain(action) for action in observation.admissible_actions))
+    return " ; ".join(parts)
+
+
+# Longest first: a later rule would eat the beginning of an earlier one.
+_SHORTER = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"you are in the middle of a room\. looking quickly around you, you see (.*)", r"room : \1"),
+        (r"you arrive at .+?\. (?=on the |the )", ""),
+        (r"you open the .+?\. (?=the )", ""),
+        (r"you are facing the (.+)\. next to it, you see (.*)", r"\1 : \2"),
+        (r"the (.+?) is open\. in it, you see (.*)", r"\1 open : \2"),
+        (r"on the (.+?), you see (.*)", r"\1 : \2"),
+        (r"(?:you )?(?:the )?(.+?) is closed\.?", r"\1 closed"),
+        (r"there's nothing special about (.*)", r"\1 nothing special"),
+        (r"(?:this is|you are) (.*)", r"\1"),
+        (r"this (.*)", r"\1"),
+        (r"you (.*)", r"\1"),
+    )
+]
+_ARTICLE = re.compile(r"\b(?:an?|the|and|in it|is) (?=\w)")
+
+
+def brief(text: str) -> str:
+    """An observation in few words; text of no known form is kept whole, but plain."""
+    text = " ".join(text.lower().split())
+    for pattern, replacement in _SHORTER:
+        text, _ = pattern.subn(replacement, text, count=1)
+    return plain(_ARTICLE.sub("", text))
+
+
+def plain(text: str) -> str:
+    """Lower case; words, numbers, ',' and ':' set off by blanks; other punctuation dropped."""
+    return " ".join(re.findall(r"[a-z]+|\d+|[,:]", text.lower().replace("'", "")))
