@@ -1,4 +1,4 @@
-"""The policy under DeepSpeed ZeRO: forward, backward, optimizer step, checkpoint, export. The one importer of deepspeed.
+"""The policy under DeepSpeed ZeRO: forward, backward, step, checkpoint, export. The one importer of deepspeed.
 
 The fp32 master weights and Adam moments live in the engine checkpoint and are the truth of a run; the
 exported safetensors are a rounding of them where the model computes in bf16.
@@ -9,12 +9,13 @@ deepspeed is imported inside the functions that need it, so that `deepspeed_conf
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterable
 from datetime import timedelta
@@ -24,15 +25,20 @@ from typing import Any
 import torch
 
 from runtime.distributed import Distributed, from_environment, launch_variables
+from runtime.engine_files import (
+    REMEDY,
+    STATE_TAG,
+    EngineError,
+    check_state_record,
+    copy_companions,
+    read_state_record,
+    write_state_record,
+)
+from runtime.files import atomic_folder
 
-STATE_SCHEMA = 1
-STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
-STATE_RECORD = "engine.json"
-WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+__all__ = ["EngineError", "TrainingEngine", "deepspeed_config", "init_distributed", "learning_rate_at"]
 
-
-class EngineError(Exception):
-    """The engine cannot be built, loaded or saved. The message names object, fact and remedy."""
+UNIVERSAL_TAG = "universal"
 
 
 def deepspeed_config(
@@ -43,6 +49,7 @@ def deepspeed_config(
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
     device: str = "cpu",
+    universal: bool = False,
 ) -> dict[str, Any]:
     """The configuration that DeepSpeed is given; pure, so that a dry run can print it.
 
@@ -56,6 +63,7 @@ def deepspeed_config(
         offload_optimizer: masters and moments in CPU memory.
         offload_parameters: partitioned weights in CPU memory; stage 3 only.
         device: "cpu" or "cuda"; communication overlaps computation only on the latter.
+        universal: the checkpoint to load was converted for another number of ranks.
     """
     zero: dict[str, Any] = {
         "stage": zero_stage,
@@ -86,6 +94,8 @@ def deepspeed_config(
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         if zero_stage > 0:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if universal:
+        config["checkpoint"] = {"load_universal": True}
     return config
 
 
@@ -149,6 +159,9 @@ class TrainingEngine:
         import deepspeed
 
         record = None if state_folder is None else read_state_record(state_folder)
+        if record is not None:
+            check_state_record(record, state_folder, zero_stage=zero_stage, dtype=dtype)
+        other_ranks = record is not None and record["world_size"] != distributed.world_size
         config = deepspeed_config(
             zero_stage=zero_stage,
             dtype=dtype,
@@ -156,6 +169,7 @@ class TrainingEngine:
             offload_optimizer=offload_optimizer,
             offload_parameters=offload_parameters,
             device=distributed.device.type,
+            universal=other_ranks,
         )
         self.distributed = distributed
         self.num_updates = 0
@@ -171,8 +185,10 @@ class TrainingEngine:
         )
         self._engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
         self._engine.train()
-        if record is not None:
-            self._load(Path(state_folder), record)
+        if other_ranks:
+            self._load_converted(Path(state_folder), record)
+        elif record is not None:
+            self._load(Path(state_folder), STATE_TAG, record)
 
     def forward(self, batch: Any) -> Any:
         """The policy's outputs for one micro-batch on this rank. Ranks must call it equally often."""
@@ -199,22 +215,22 @@ class TrainingEngine:
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self._zero_stage == 0 and self._dtype == "float32" and not self._gradients_finite():
-            # DeepSpeed checks the gradients in every mode but this one.
-            self._engine.module.zero_grad(set_to_none=True)
-            self.skipped_steps += 1
-            return math.nan
-        self._engine.step()
-        norm = float(self._engine.get_global_grad_norm())
-        if self._engine.was_step_applied() and math.isfinite(norm):
-            self.num_updates += 1
-            return norm
+        plain = self._zero_stage == 0 and self._dtype == "float32"  # here DeepSpeed neither checks nor reports
+        norm = self._local_gradient_norm() if plain else None
+        if norm is None or math.isfinite(norm):
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm()) if norm is None else norm
+            if self._engine.was_step_applied() and math.isfinite(norm):
+                self.num_updates += 1
+                return norm
+        self._engine.module.zero_grad(set_to_none=True)
         self.skipped_steps += 1
         return math.nan
 
-    def _gradients_finite(self) -> bool:
+    def _local_gradient_norm(self) -> float:
+        """L2 norm of the gradients, where every rank holds all of them, already reduced (stage 0)."""
         norms = [p.grad.norm() for p in self._engine.module.parameters() if p.grad is not None]
-        return all(math.isfinite(norm) for norm in norms)
+        return float(torch.stack(norms).norm())
 
     def save(self, folder: Path, client_state: dict[str, Any] | None = None) -> None:
         """Write masters, moments and counters of all ranks to `folder`, which appears complete or not at all.
@@ -222,15 +238,11 @@ class TrainingEngine:
         Args:
             client_state: small, goes into engine.json as it is.
         """
-        folder = Path(folder)
-        temporary = folder.with_name(f".{folder.name}.tmp")
-        if self.distributed.is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        self.distributed.barrier("the folder of the engine checkpoint")
-        self._engine.save_checkpoint(str(temporary), tag=STATE_TAG, save_latest=False)
-        self.distributed.barrier("the engine checkpoint of every rank")
-        if self.distributed.is_main:
+        if not self.distributed.is_main:
+            self._save_into(None)
+            return
+        with atomic_folder(folder) as temporary:
+            self._save_into(temporary)
             write_state_record(
                 temporary,
                 world_size=self.distributed.world_size,
@@ -240,41 +252,48 @@ class TrainingEngine:
                 skipped_steps=self.skipped_steps,
                 client_state=client_state or {},
             )
-            publish_folder(temporary, folder)
-        self.distributed.barrier("the renamed engine checkpoint")
 
-    def _load(self, folder: Path, record: dict[str, Any]) -> None:
-        for key, value in (("zero_stage", self._zero_stage), ("dtype", self._dtype)):
-            if record[key] != value:
-                raise EngineError(f"{folder}: written with {key} {record[key]}, asked for {value}; use {record[key]}")
-        if record["world_size"] != self.distributed.world_size:
-            raise EngineError(
-                f"{folder}: written by {record['world_size']} ranks, {self.distributed.world_size} are running; "
-                f"start with {record['world_size']} ranks"
-            )
+    def _save_into(self, temporary: Path | None) -> None:
+        temporary = self.distributed.broadcast(temporary, "the folder of the engine checkpoint")
+        self._engine.save_checkpoint(str(temporary), tag=STATE_TAG, save_latest=False)
+        self.distributed.barrier("the engine checkpoint of every rank")
+
+    def _load(self, folder: Path, tag: str, record: dict[str, Any]) -> None:
         try:
-            loaded, _ = self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
+            loaded, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         except Exception as fault:  # torch and DeepSpeed raise many kinds for an unreadable file
-            raise EngineError(f"{folder}: cannot be loaded ({fault}); delete this iteration's checkpoint") from fault
+            raise EngineError(f"{folder}: cannot be loaded ({type(fault).__name__}: {fault}); {REMEDY}") from fault
         if loaded is None:
-            raise EngineError(f"{folder}: DeepSpeed found nothing to load; delete this iteration's checkpoint")
+            raise EngineError(f"{folder}: DeepSpeed found nothing to load; {REMEDY}")
         self.num_updates = record["num_updates"]
         self.skipped_steps = record["skipped_steps"]
+
+    def _load_converted(self, folder: Path, record: dict[str, Any]) -> None:
+        """Load the checkpoint of another number of ranks by way of DeepSpeed's universal format."""
+        converted = folder.with_name(f".{folder.name}.tmp-{UNIVERSAL_TAG}")
+        fault = convert_to_universal(folder, converted, self._zero_stage) if self.distributed.is_main else None
+        fault = self.distributed.broadcast(fault, "the converted engine checkpoint")
+        if fault is not None:
+            raise EngineError(
+                f"{folder}: written by {record['world_size']} ranks, {self.distributed.world_size} are running, and "
+                f"the conversion failed ({fault}); start with {record['world_size']} ranks"
+            )
+        self._load(converted, UNIVERSAL_TAG, record)
+        self.distributed.barrier("the loaded engine checkpoint")
+        if self.distributed.is_main:
+            shutil.rmtree(converted, ignore_errors=True)
 
     def export(self, folder: Path, max_shard_size: str = "4GB") -> None:
         """Write the weights as a plain transformers folder: safetensors, config, tokenizer, value_tokens.json.
 
         Weights equal the engine's to the bit, in the compute type. `folder` appears complete or not at all.
         """
-        folder = Path(folder)
         weights = self._gathered_weights()
         if self.distributed.is_main:
-            temporary = folder.with_name(f".{folder.name}.tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            self._engine.module.causal_lm.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
-            copy_companions(self._source, temporary)
-            publish_folder(temporary, folder)
+            with atomic_folder(folder) as temporary:
+                causal_lm = self._engine.module.causal_lm
+                causal_lm.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
+                copy_companions(self._source, temporary)
         self.distributed.barrier("the exported policy")
 
     def _gathered_weights(self) -> dict[str, torch.Tensor] | None:
@@ -340,48 +359,16 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
-def write_state_record(folder: Path, **facts: Any) -> None:
-    """Write engine.json: the facts, and the size of every file in `folder`."""
-    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    record = {"schema": STATE_SCHEMA, **facts, "files": files}
-    (folder / STATE_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def convert_to_universal(folder: Path, converted: Path, zero_stage: int) -> str | None:
+    """Convert an engine checkpoint to DeepSpeed's universal format, which any number of ranks can load.
 
-
-def read_state_record(folder: Path) -> dict[str, Any]:
-    """Read engine.json and check that every file it names is there in full.
-
-    Raises:
-        EngineError: missing, unreadable, of another schema, or a file is missing or truncated.
+    Runs in a process of its own because the converter forks workers and prints. Returns the fault, or None.
     """
-    folder = Path(folder)
-    remedy = "delete this iteration's checkpoint and start again from the one before"
-    try:
-        record = json.loads((folder / STATE_RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
-        raise EngineError(f"{folder}: no engine checkpoint ({fault}); {remedy}") from fault
-    if not isinstance(record, dict) or record.get("schema") != STATE_SCHEMA:
-        raise EngineError(f"{folder}: engine checkpoint of another version; use the version that wrote it")
-    for name, size in record["files"].items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes"
-            raise EngineError(f"{path}: {state}, {size} were written; {remedy}")
-    return record
-
-
-def copy_companions(source: Path, target: Path) -> None:
-    """Copy what lies beside the weights (tokenizer, generation config, value_tokens.json); config.json is the new one."""
-    for path in sorted(Path(source).iterdir()):
-        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and not (target / path.name).exists():
-            shutil.copyfile(path, target / path.name)
-
-
-def publish_folder(temporary: Path, folder: Path) -> None:
-    """Flush every file of `temporary` to disk and rename it to `folder`, replacing what was there."""
-    for path in [*temporary.rglob("*"), temporary]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    shutil.rmtree(converted, ignore_errors=True)
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command += ["--input_folder", str(folder / STATE_TAG), "--output_folder", str(converted / UNIVERSAL_TAG)]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    if zero_stage < 3:
+        command.append("--inject_missing_state")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else (result.stderr.strip().splitlines() or ["no message"])[-1]

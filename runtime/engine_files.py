@@ -1,0 +1,65 @@
+"""What an engine checkpoint says of itself, and what is copied beside exported weights. No torch, no deepspeed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+STATE_SCHEMA = 1
+STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
+STATE_RECORD = "engine.json"
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+REMEDY = "delete this iteration's checkpoint folder and start again from the one before"
+
+
+class EngineError(Exception):
+    """The engine cannot be built, loaded or saved. The message names object, fact and remedy."""
+
+
+def write_state_record(folder: Path, **facts: Any) -> None:
+    """Write engine.json: the facts, and the size of every file in `folder`."""
+    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    record = {"schema": STATE_SCHEMA, **facts, "files": files}
+    (folder / STATE_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read_state_record(folder: Path) -> dict[str, Any]:
+    """Read engine.json and check that every file it names is there in full.
+
+    Raises:
+        EngineError: missing, unreadable, of another schema, or a file is missing or truncated.
+    """
+    folder = Path(folder)
+    try:
+        record = json.loads((folder / STATE_RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as fault:
+        raise EngineError(f"{folder}: no engine checkpoint ({fault}); {REMEDY}") from fault
+    if not isinstance(record, dict) or record.get("schema") != STATE_SCHEMA:
+        raise EngineError(f"{folder}: an engine checkpoint of another version; use the version that wrote it")
+    for name, size in record["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise EngineError(f"{path}: {state}, {size} bytes were written; {REMEDY}")
+    return record
+
+
+def check_state_record(record: dict[str, Any], folder: Path, **expected: Any) -> None:
+    """Refuse a checkpoint that was written with other settings than the running ones.
+
+    Raises:
+        EngineError: names the setting, what was written and what is asked for.
+    """
+    for key, value in expected.items():
+        if record[key] != value:
+            raise EngineError(f"{folder}: written with {key} {record[key]}, asked for {value}; use {record[key]}")
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy what lies beside the weights (tokenizer, generation config, value_tokens.json) and is not there yet."""
+    for path in sorted(Path(source).iterdir()):
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
