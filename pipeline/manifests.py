@@ -16,7 +16,7 @@ import platform
 import resource
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -172,25 +172,25 @@ def retained(newest: int, keep_last: int, keep_every: int, present: Iterable[int
     return kept
 
 
-def apply_retention(paths: RunPaths, keep_last: int, keep_every: int) -> list[str]:
-    """Remove what `retained` does not keep of the complete checkpoints; returns what was removed.
+def apply_retention(
+    paths: RunPaths, manifests: Mapping[tuple[str, int], Manifest], keep_last: int, keep_every: int
+) -> dict[tuple[str, int], Manifest]:
+    """Remove what `retained` does not keep of the complete checkpoints; returns the manifests that changed.
 
     The manifest is told first and the folder is renamed before it is removed, so that a kill at any
     moment leaves no half folder that looks whole. The manifests stay: they say what has been done.
     """
-    manifests = {i: read_manifest(paths.checkpoint(i) / NAME) for i in _numbered(paths.root / "checkpoints")}
-    complete = {i: manifest for i, manifest in manifests.items() if manifest is not None}
-    if not complete:
-        return []
-    removed = []
-    for iteration, kept in retained(max(complete), keep_last, keep_every, complete).items():
-        manifest, folder = complete[iteration], paths.checkpoint(iteration)
+    names = {iteration: (stage, iteration) for stage, iteration in manifests if stage in ("warm_start", "optimize")}
+    if not names:
+        return {}
+    changed = {}
+    for iteration, kept in retained(max(names), keep_last, keep_every, names).items():
+        name, folder = names[iteration], paths.checkpoint(iteration)
+        manifest = manifests[name]
         gone = tuple(sorted({POLICY, ENGINE} - kept | set(manifest.removed)))
         if gone != manifest.removed:
-            changed = {**asdict(manifest), "removed": gone}
-            write_manifest(Manifest(**changed), folder / NAME)
+            changed[name] = replace(manifest, removed=gone)
+            write_manifest(changed[name], folder / NAME)
         for part in gone:
-            if (folder / part).exists():
-                remove_tree(folder / part)
-                removed.append(f"{folder.name}/{part}")
-    return removed
+            remove_tree(folder / part)
+    return changed

@@ -1,0 +1,217 @@
+"""How much memory a rank needs in each stage, and how much disk: estimates from a model's shape, before any start.
+
+The activation count is that of a pre-norm decoder with a gated MLP and fused attention: no [T, T] matrix is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import Config
+from runtime.files import GIB
+from runtime.logprobs import chunk_size
+
+FP32 = 4  # bytes
+LOGIT_BUFFERS = 3  # a chunk's logits, their log-softmax and its gradient
+JSON_BYTES_A_TOKEN = 12  # a token id and its log-prob in a rollout line, text included
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What of a config.json decides memory."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    mlp_width: int
+    vocabulary: int
+    tied: bool
+    qkv_bias: bool = False
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_width
+
+    @property
+    def layer_parameters(self) -> int:
+        q_and_out = 2 * self.width * self.attention_width
+        k_and_v = 2 * self.width * self.kv_width
+        biases = self.attention_width + 2 * self.kv_width if self.qkv_bias else 0
+        return q_and_out + k_and_v + biases + 3 * self.width * self.mlp_width + 2 * self.width
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocabulary * self.width
+
+    @property
+    def parameters(self) -> int:
+        matrices = 1 if self.tied else 2
+        return matrices * self.embedding_parameters + self.layers * self.layer_parameters + self.width
+
+    @property
+    def layer_activations(self) -> int:
+        """Elements a token that one layer keeps for its backward pass.
+
+        Two norms with their inputs (4 D), q and the attention's output, k and v, and of the gated MLP the gate,
+        its activation, the other branch and the product.
+        """
+        return 4 * self.width + 2 * self.attention_width + 2 * self.kv_width + 4 * self.mlp_width
+
+
+# From the public config.json files, so that a dry run needs no download.
+KNOWN_SHAPES = {
+    "Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, True, True),
+    "Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, True, True),
+    "Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064, False, True),
+    "smollm2-135m": ModelShape(30, 576, 9, 3, 64, 1536, 49152, True),
+}
+TINY_VOCABULARY = 512  # at most: the words of the environment
+
+
+def shape_from_config(data: Mapping) -> ModelShape:
+    """A shape from a config.json's fields (Llama and Qwen2 families)."""
+    heads, width = data["num_attention_heads"], data["hidden_size"]
+    return ModelShape(
+        layers=data["num_hidden_layers"],
+        width=width,
+        heads=heads,
+        kv_heads=data.get("num_key_value_heads") or heads,
+        head_width=data.get("head_dim") or width // heads,
+        mlp_width=data["intermediate_size"],
+        vocabulary=data["vocab_size"],
+        tied=data.get("tie_word_embeddings", False),
+        qkv_bias=data.get("model_type") == "qwen2",
+    )
+
+
+def model_shape(config: Config) -> ModelShape | None:
+    """The shape of `model.name` where it is known without a download, else None."""
+    name = config.model.name
+    if name == "tiny":
+        width, heads = config.model.tiny_width, config.model.tiny_heads
+        head_width = width // heads
+        return ModelShape(config.model.tiny_layers, width, heads, heads, head_width, 4 * width, TINY_VOCABULARY, True)
+    short = name.removeprefix("Qwen/").removesuffix("-Instruct")
+    if short in KNOWN_SHAPES:
+        return KNOWN_SHAPES[short]
+    try:
+        return shape_from_config(json.loads((Path(name) / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def bytes_of(dtype: str) -> int:
+    return {"float32": 4, "bfloat16": 2}[dtype]
+
+
+def stage_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, dict[str, int]]:
+    """Bytes a rank, by stage and part. The engine stays in memory between the stages of a run.
+
+    Parts named "host ..." are in CPU memory, on a GPU machine too.
+    """
+    engine = engine_memory(config, shape, ranks)
+    size = bytes_of(config.model.dtype)
+    width = config.optimize.microbatch_tokens
+    longest = config.env.prompt_tokens + config.env.response_tokens
+    training = {
+        **engine,
+        "gradients": FP32 * shape.parameters // (ranks if config.optimize.zero_stage >= 2 else 1),
+        "activations": size * activation_elements(shape, max(width, longest), config.optimize.gradient_checkpointing),
+        "logits": logit_bytes(shape),
+    }
+    if config.optimize.zero_stage == 3 and ranks > 1:  # what is gathered at a time: a layer, or the embedding
+        training["gathered weights"] = size * max(shape.layer_parameters, shape.embedding_parameters)
+    replica = {"replica": size * shape.parameters}
+    playing = {
+        **engine,
+        **replica,
+        "KV cache": config.rollout.slots * longest * 2 * shape.layers * shape.kv_width * size,
+        "logits": config.rollout.slots * shape.vocabulary * FP32 * LOGIT_BUFFERS,
+    }
+    scoring = {
+        **engine,
+        **replica,
+        "activations": size * max(config.advantage.score_tokens, longest) * shape.layer_activations,
+        "logits": logit_bytes(shape),
+    }
+    stages = {"reserve_vocab": {"host embedding, twice": 2 * size * shape.embedding_parameters}}
+    if config.warm_start.enabled:
+        stages["warm_start"] = training
+    stages |= {"collect_rollouts": playing, "compute_advantages": scoring, "optimize": training, "evaluate": playing}
+    return stages
+
+
+def engine_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, int]:
+    """Weights, fp32 masters and the two Adam moments of one rank under ZeRO."""
+    optimize, count = config.optimize, shape.parameters
+    weights = bytes_of(config.model.dtype) * count // (ranks if optimize.zero_stage == 3 else 1)
+    shared = ranks if optimize.zero_stage >= 1 else 1
+    return {
+        ("host weights" if optimize.offload_parameters else "weights"): weights,
+        ("host fp32 masters" if optimize.offload_optimizer else "fp32 masters"): FP32 * count // shared,
+        ("host Adam moments" if optimize.offload_optimizer else "Adam moments"): 2 * FP32 * count // shared,
+    }
+
+
+def activation_elements(shape: ModelShape, tokens: int, checkpointing: bool) -> int:
+    """Elements kept for a micro-batch's backward pass; with checkpointing each layer's input and one whole layer."""
+    if checkpointing:
+        return tokens * (shape.layers * shape.width + shape.layer_activations)
+    return tokens * shape.layers * shape.layer_activations
+
+
+def logit_bytes(shape: ModelShape) -> int:
+    """Logits exist for one chunk of response positions at a time."""
+    return chunk_size(shape.vocabulary) * shape.vocabulary * FP32 * LOGIT_BUFFERS
+
+
+def disk_gib(config: Config, stage: str, policy: Path | None) -> float:
+    """What a stage may write before anything older is removed.
+
+    Args:
+        policy: the folder of the policy that the stage starts from, where there is one.
+    """
+    weights = 0
+    if policy is not None and policy.is_dir():
+        weights = sum(path.stat().st_size for path in policy.glob("*.safetensors"))
+    elif (shape := model_shape(config)) is not None:
+        weights = bytes_of(config.model.dtype) * shape.parameters
+    state = weights + weights // bytes_of(config.model.dtype) * 3 * FP32  # weights, masters, two moments
+    tokens = config.env.max_turns * (config.env.prompt_tokens + config.env.response_tokens)
+    games = max(config.rollout.tasks, config.evaluate.tasks)
+    written = {
+        "reserve_vocab": weights,
+        "warm_start": weights + state,
+        "optimize": weights + state,
+        "collect_rollouts": config.rollout.tasks * tokens * JSON_BYTES_A_TOKEN,
+        "compute_advantages": config.rollout.tasks * config.env.max_turns * config.env.response_tokens * 4 * FP32,
+        "evaluate": games * tokens * JSON_BYTES_A_TOKEN,
+        "export": weights,
+    }
+    return written[stage] / GIB
+
+
+def table(memory: Mapping[str, Mapping[str, int]]) -> str:
+    """One line a stage: the total and its parts in GiB."""
+    lines = []
+    for stage, parts in memory.items():
+        device = sum(size for part, size in parts.items() if not part.startswith("host"))
+        host = sum(parts.values()) - device
+        shown = ", ".join(f"{part} {gib(size)}" for part, size in parts.items())
+        total = f"{gib(device)}" + (f" + {gib(host)} host" if host else "")
+        lines.append(f"  {stage:<20}{total:<16}{shown}")
+    return "\n".join(lines)
+
+
+def gib(size: int) -> str:
+    """Example: 3221225472 -> 3.00 GiB; small sizes in MiB."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.1f} MiB"

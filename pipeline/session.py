@@ -1,0 +1,245 @@
+"""One process's part in a run: the driver and a stage script both open it, and do a step the same way."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from env_adapters.registry import make_adapter
+from pipeline.config import Config
+from pipeline.config_loading import load_config
+from pipeline.export import export_policy
+from pipeline.faults import names_its_remedy
+from pipeline.manifests import (
+    Manifest,
+    apply_retention,
+    check_outputs,
+    describe_outputs,
+    peak_memory_mib,
+    read_manifests,
+    versions,
+    write_manifest,
+)
+from pipeline.memory import disk_gib
+from pipeline.plan import Facts, Name, Step, input_digests, input_makers, plan
+from pipeline.run_directory import EXPORT, RunError, RunLock, RunPaths, check_disk
+from pipeline.signals import StopRequest, end_with_parents
+from runtime.distributed import Distributed
+from runtime.engine import init_distributed
+from runtime.files import remove_leftovers
+from runtime.metrics import MetricsLog
+from runtime.progress import Progress, ProgressReport
+from stages.context import Context, Resident, StageResult
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Session:
+    """Rank 0 owns the lock, the manifests and the metrics; the other ranks are told what to do."""
+
+    paths: RunPaths
+    config: Config
+    distributed: Distributed
+    stop: StopRequest
+    adapter: Any = None
+    progress: Progress = field(default_factory=lambda: Progress(False))
+    resident: Resident = field(default_factory=Resident)
+    lock: RunLock | None = None
+    log: MetricsLog | None = None
+    manifests: dict[Name, Manifest] = field(default_factory=dict)  # rank 0
+    trusted: set[Name] = field(default_factory=set)  # rank 0: steps whose files were made or read in this process
+    at: Name = ("start", 0)  # what is being done, for error messages
+    startup_s: float = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        return self.distributed.is_main
+
+    @property
+    def facts(self) -> Facts:
+        return Facts.of(self.config)
+
+    def on_main(self, work: Callable[[], Result], what: str) -> Result:
+        """Do something on rank 0 and give its result to all ranks; where it refuses, all ranks refuse alike."""
+        result, fault = None, None
+        if self.is_main:
+            try:
+                result = work()
+            except Exception as caught:
+                if not names_its_remedy(caught) or self.distributed.world_size == 1:
+                    raise
+                fault = caught
+        result, message = self.distributed.broadcast((result, None if fault is None else str(fault)), what)
+        if fault is not None:
+            raise fault
+        if message is not None:
+            raise RunError(message)
+        return result
+
+    def steps(self) -> list[Step]:
+        """The plan as of now, the same on every rank.
+
+        Raises:
+            RunError: something is stale; names it and the remedy.
+        """
+        return self.on_main(lambda: refuse_stale(plan(self.facts, self.manifests), self.paths), "the plan")
+
+    def close(self) -> None:
+        if self.resident.environments is not None:
+            self.resident.environments.close()
+        if self.log is not None:
+            self.log.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def refuse_stale(steps: list[Step], paths: RunPaths) -> list[Step]:
+    """The steps themselves, unless one is stale."""
+    for step in steps:
+        if step.action == "stale":
+            raise RunError(f"{stale_message(step, paths)}")
+    return steps
+
+
+def stale_message(step: Step, paths: RunPaths) -> str:
+    folder = paths.stage(step.stage, step.iteration)
+    if step.stage == EXPORT:
+        remedy = "set run.iterations to the newest policy's number, then start again"
+    elif step.stage in ("reserve_vocab", "warm_start"):
+        remedy = "put it back, or start a new run with another --run-dir"
+    else:
+        remedy = f"put back what changed, or delete {folder} and start again to make it anew"
+    return f"{folder}: {step.stage} is stale: {step.why}; {remedy}"
+
+
+def open_session(root: Path) -> Session:
+    """Join the ranks, take the lock, check the configuration, make the adapter's data ready.
+
+    Raises:
+        ConfigError, RunError, EnvironmentFault: see there.
+    """
+    started = time.monotonic()
+    paths = RunPaths(root)
+    config = load_config(paths.config)
+    end_with_parents()
+    session = Session(paths, config, init_distributed(config.run.stage_timeout_s), StopRequest())
+    session.on_main(lambda: _take_over(session), "the lock of the run directory")
+    session.progress = Progress(session.is_main and config.logging.progress)
+    session.adapter = make_adapter(config.env.name, config.env.options)
+    session.on_main(lambda: _prepare(session), "the environment's data")
+    if not session.is_main:
+        session.adapter.prepare()
+    session.startup_s = time.monotonic() - started
+    return session
+
+
+def _take_over(session: Session) -> None:
+    paths, config, ranks = session.paths, session.config, session.distributed.world_size
+    session.lock = RunLock(paths.lock)
+    session.lock.acquire()
+    remove_leftovers(paths.root)
+    if ranks != config.run.ranks:
+        print(f"note: started with {ranks} ranks, config.yaml says {config.run.ranks}; numbers agree up to rounding")
+    session.manifests = read_manifests(paths)
+    session.log = MetricsLog(paths.metrics, paths.tensorboard if config.logging.tensorboard else None)
+    for (stage, iteration), manifest in session.manifests.items():
+        if not session.log.has(stage, iteration):  # the run was killed between the manifest and its line
+            session.log.write(stage, iteration, manifest.seconds.get("total", 0.0), manifest.metrics)
+
+
+def _prepare(session: Session) -> None:
+    report = ProgressReport(session.progress)
+    session.adapter.prepare(report)
+    report.close()
+
+
+def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest | None:
+    """Check the inputs, do one step on all ranks, write its manifest. Returns the manifest on rank 0.
+
+    Raises:
+        RunError: an input is missing or damaged, or the disk is too full.
+        whatever the stage raises.
+    """
+    stage, iteration = session.at = step
+    session.on_main(lambda: _check_before(session, step), f"the checks before {stage}")
+    started = time.monotonic()
+    if stage == EXPORT:
+        last = session.facts.iterations
+        session.on_main(lambda: export_policy(session.paths.policy(last), session.paths.export), "the export")
+        result = StageResult()
+    else:
+        module = importlib.import_module(f"stages.{stage}")
+        context = Context(
+            config=session.config,
+            paths=session.paths,
+            iteration=iteration,
+            distributed=session.distributed,
+            adapter=session.adapter,
+            resident=session.resident,
+            progress=session.progress,
+        )
+        result = module.run(context, recompute=True) if recompute else module.run(context)
+    session.distributed.barrier(f"the end of {stage} {iteration}")
+    return _record(session, step, result, time.monotonic() - started)
+
+
+def _check_before(session: Session, step: Name) -> None:
+    stage, iteration = step
+    paths, config = session.paths, session.config
+    for name, maker in input_makers(step, session.facts).items():
+        manifest = session.manifests.get(maker)
+        if manifest is None:
+            raise RunError(f"{paths.root}: {stage} {iteration} needs {maker[0]} {maker[1]} first; do that stage before")
+        if name == "policy" and "policy/" in manifest.removed:
+            raise RunError(
+                f"{paths.root}: policy {maker[1]} was removed by retention (checkpoint.keep_last, keep_every), "
+                f"so {stage} {iteration} cannot be done any more; take a later iteration"
+            )
+        prefix = "" if stage == "optimize" or name != "policy" or maker[0] == "reserve_vocab" else "policy/"
+        check_outputs(manifest, paths.stage(*maker), prefix, hashes=maker not in session.trusted)
+        session.trusted.add(maker)
+    source = paths.policy(max(iteration - 1, 0)) if stage != "reserve_vocab" else None
+    check_disk(paths.root, disk_gib(config, stage, source), config.checkpoint.min_free_gib, f"{stage} {iteration}")
+    paths.manifest(stage, iteration).unlink(missing_ok=True)
+    session.manifests.pop(step, None)
+
+
+def _record(session: Session, step: Name, result: StageResult, work_s: float) -> Manifest | None:
+    stage, iteration = step
+    cuda = torch.cuda.max_memory_allocated() if session.distributed.device.type == "cuda" else 0
+    memory = session.distributed.gather(peak_memory_mib(cuda), "peak memory")
+    if not session.is_main:
+        return None
+    started = time.monotonic()
+    folder = session.paths.stage(stage, iteration)
+    manifest = Manifest(
+        stage=stage,
+        iteration=iteration,
+        config=session.facts.config,
+        inputs=input_digests(step, session.facts, session.manifests),
+        outputs=describe_outputs(folder),
+        counts=dict(result.counts),
+        metrics=dict(result.metrics),
+        seconds={"total": work_s, **result.seconds},
+        peak_memory_mib={kind: max(rank[kind] for rank in memory) for kind in ("cpu", "cuda")},
+        ranks=session.distributed.world_size,
+        versions=versions(),
+    )
+    manifest = replace(manifest, seconds={**manifest.seconds, "manifest": time.monotonic() - started})
+    write_manifest(manifest, session.paths.manifest(stage, iteration))
+    session.manifests[step] = manifest
+    session.trusted.add(step)
+    session.log.write(stage, iteration, work_s, result.metrics)
+    if stage in ("optimize", "warm_start"):
+        keep = session.config.checkpoint
+        session.manifests |= apply_retention(session.paths, session.manifests, keep.keep_last, keep.keep_every)
+    sys.stdout.flush()
+    return manifest
