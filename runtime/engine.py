@@ -149,7 +149,7 @@ class TrainingEngine:
         """Build the engine from exported weights and, where `state_folder` is given, its checkpoint.
 
         Args:
-            policy_folder: safetensors, config, tokenizer, value_tokens.json; what the export copies.
+            policy_folder: safetensors, config, tokenizer, value_tokens.json.
             temperature: sampling temperature of the log-probs (Eq. 3).
             state_folder: folder that `save` wrote; None starts a fresh optimizer from the weights.
 
@@ -174,10 +174,10 @@ class TrainingEngine:
         self.distributed = distributed
         self.num_updates = 0
         self.skipped_steps = 0
-        self._source = Path(policy_folder)
         self._zero_stage = zero_stage
         self._dtype = dtype
-        policy = _load_policy(self._source, config, zero_stage, dtype, attention, temperature)
+        self._movable = distributed.device.type == "cuda" and zero_stage == 3 and not offload_parameters
+        policy = _load_policy(Path(policy_folder), config, zero_stage, dtype, attention, temperature)
         if gradient_checkpointing:
             policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(
@@ -283,17 +283,20 @@ class TrainingEngine:
         if self.distributed.is_main:
             shutil.rmtree(converted, ignore_errors=True)
 
-    def export(self, folder: Path, max_shard_size: str = "4GB") -> None:
+    def export(self, folder: Path, companions: Path, max_shard_size: str = "4GB") -> None:
         """Write the weights as a plain transformers folder: safetensors, config, tokenizer, value_tokens.json.
 
         Weights equal the engine's to the bit, in the compute type. `folder` appears complete or not at all.
+
+        Args:
+            companions: a policy folder whose tokenizer and value_tokens.json are copied.
         """
         weights = self._gathered_weights()
         if self.distributed.is_main:
             with atomic_folder(folder) as temporary:
                 causal_lm = self._engine.module.causal_lm
                 causal_lm.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
-                copy_companions(self._source, temporary)
+                copy_companions(companions, temporary)
         self.distributed.barrier("the exported policy")
 
     def _gathered_weights(self) -> dict[str, torch.Tensor] | None:
@@ -309,14 +312,14 @@ class TrainingEngine:
 
     def offload_states(self) -> None:
         """Move weights, masters, moments and buffers to CPU memory so that generation has the GPU; no-op on CPU."""
-        if self.distributed.device.type == "cuda" and self._zero_stage == 3:
+        if self._movable:
             self._engine.offload_states()
             gc.collect()
             torch.cuda.empty_cache()
 
     def reload_states(self) -> None:
         """Undo `offload_states`."""
-        if self.distributed.device.type == "cuda" and self._zero_stage == 3:
+        if self._movable:
             self._engine.reload_states()
 
     def peak_memory_bytes(self) -> int:
