@@ -1,0 +1,156 @@
+"""The scoring pass: what the frozen policy says of its own trajectories, and the files that keep it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from runtime.files import atomic_path
+from runtime.microbatches import plan_microbatches, token_batch
+from runtime.records import RecordError, Scores, Trajectory
+from runtime.rows import turn_rows
+from runtime.value_readout import readout
+
+if TYPE_CHECKING:
+    from runtime.model import Policy
+
+SCORES_PATTERN = "scores-*.safetensors"
+
+
+def scores_path(folder: Path, rank: int) -> Path:
+    return Path(folder) / f"scores-{rank:05d}.safetensors"
+
+
+def deal_trajectories(trajectories: Sequence[Trajectory], num_ranks: int) -> list[list[Trajectory]]:
+    """Trajectories for each rank, so that the tokens to score are as even as whole trajectories allow.
+
+    Longest first, each to the rank that has least. A rank may get none.
+    """
+    costs = {one.key: sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in one.turns) for one in trajectories}
+    hands: list[list[Trajectory]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for one in sorted(trajectories, key=lambda one: (-costs[one.key], one.key)):
+        rank = loads.index(min(loads))
+        hands[rank].append(one)
+        loads[rank] += costs[one.key]
+    return hands
+
+
+def check_ids(trajectories: Sequence[Trajectory], value_ids: Sequence[int], vocabulary_size: int) -> None:
+    """The step-0 check that value tokens are never sampled: no response holds one, nor does any prompt.
+
+    Raises:
+        RecordError: a value token, or an id beyond the vocabulary.
+    """
+    for trajectory in trajectories:
+        for index, turn in enumerate(trajectory.turns):
+            where = f"trajectory {trajectory.key} turn {index}"
+            for name, ids in (("prompt_ids", turn.prompt_ids), ("response_ids", turn.response_ids)):
+                reserved = set(value_ids).intersection(ids)
+                if reserved:
+                    raise RecordError(
+                        f"{where}: {name} hold the value token {min(reserved)}, which must never be sampled or shown; "
+                        "the rollouts do not belong to this model: collect them again"
+                    )
+                if max(ids) >= vocabulary_size:
+                    raise RecordError(
+                        f"{where}: {name} hold id {max(ids)}, the model has {vocabulary_size}; "
+                        "collect the rollouts again"
+                    )
+
+
+@torch.no_grad()
+def score_trajectories(
+    policy: Policy,
+    trajectories: Sequence[Trajectory],
+    token_budget: int,
+    device: torch.device | str,
+    progress: Callable[[int], Any] | None = None,
+) -> dict[str, Scores]:
+    """Teacher-forced log-probs, V and Q of trajectories by one forward a micro-batch; `ref_logprobs` stay None.
+
+    Args:
+        policy: in evaluation mode; its temperature is that of the rollouts.
+        token_budget: padded tokens a micro-batch.
+        progress: called with the number of turns done.
+
+    Returns:
+        Scores by trajectory key, values in reward units.
+    """
+    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
+    logprobs: list[list[float]] = [[] for _ in rows]
+    values, q_values = [0.0] * len(rows), [0.0] * len(rows)
+    tokens = policy.value_tokens
+    for microbatch in plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]:
+        chosen = [rows[index] for index in microbatch.rows]
+        output = policy(token_batch(chosen).to(device))
+        parts = output.logprobs.cpu().split([row.num_response_tokens for row in chosen])
+        v = readout(output.value_margins, tokens.r_max, tokens.temperature).tolist()
+        q = readout(output.q_margins, tokens.r_max, tokens.temperature).tolist()
+        for index, part, value, q_value in zip(microbatch.rows, parts, v, q, strict=True):
+            logprobs[index], values[index], q_values[index] = part.tolist(), value, q_value
+        if progress is not None:
+            progress(len(chosen))
+    scores, start = {}, 0
+    for trajectory in trajectories:
+        end = start + len(trajectory.turns)
+        scores[trajectory.key] = Scores(
+            key=trajectory.key,
+            old_logprobs=tuple(x for part in logprobs[start:end] for x in part),
+            ref_logprobs=None,
+            values=tuple(values[start:end]),
+            q_values=tuple(q_values[start:end]),
+        )
+        start = end
+    return scores
+
+
+def write_scores(path: Path, scores: Sequence[Scores]) -> None:
+    """Flat float32 tensors of all trajectories, their keys and counts in the metadata; whole or not at all."""
+
+    def flat(series: Sequence[Sequence[float]]) -> torch.Tensor:
+        return torch.tensor([x for one in series for x in one], dtype=torch.float32)
+
+    tensors = {
+        "old_logprobs": flat([one.old_logprobs for one in scores]),
+        "values": flat([one.values for one in scores]),
+        "q_values": flat([one.q_values for one in scores]),
+    }
+    if scores and scores[0].ref_logprobs is not None:
+        tensors["ref_logprobs"] = flat([one.ref_logprobs for one in scores])
+    metadata = {
+        "keys": json.dumps([one.key for one in scores]),
+        "num_turns": json.dumps([len(one.values) for one in scores]),
+        "num_tokens": json.dumps([len(one.old_logprobs) for one in scores]),
+    }
+    with atomic_path(path) as temporary:
+        save_file(tensors, str(temporary), metadata=metadata)
+
+
+def read_scores(folder: Path) -> dict[str, Scores]:
+    """The scores of all ranks, by trajectory key.
+
+    Raises:
+        RecordError: a file that is damaged, or not of this form.
+    """
+    scores: dict[str, Scores] = {}
+    for path in sorted(Path(folder).glob(SCORES_PATTERN)):
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                metadata = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            counts = {"values": metadata["num_turns"], "old_logprobs": metadata["num_tokens"]}
+            counts |= {"q_values": counts["values"], "ref_logprobs": counts["old_logprobs"]}
+            series = {name: [tuple(x.tolist()) for x in t.split(counts[name])] for name, t in tensors.items()}
+            series.setdefault("ref_logprobs", [None] * len(metadata["keys"]))
+            for index, key in enumerate(metadata["keys"]):
+                scores[key] = Scores(key=key, **{name: parts[index] for name, parts in series.items()})
+        except (SafetensorError, OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as fault:
+            raise RecordError(f"{path}: damaged scores ({fault}); run compute_advantages again") from fault
+    return scores

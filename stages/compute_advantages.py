@@ -1,0 +1,250 @@
+"""Stage: score the rollouts with the policy that sampled them, then compute the targets (Eq. 4-7).
+
+Reads iterations/i/rollouts and policy i-1 (and policy 0, the reference, where the KL coefficient is not 0).
+Writes iterations/i/advantages: scores-RRRRR.safetensors of each rank, targets.jsonl of rank 0. With `recompute`
+the targets are made again from the stored scores, without a model.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path as _Path
+
+    sys.path.insert(0, str(_Path(__file__).resolve().parents[1]))
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.losses import agreement
+from runtime.records import RecordError, Scores, Targets, Trajectory
+from runtime.scoring import (
+    SCORES_PATTERN,
+    check_ids,
+    deal_trajectories,
+    read_scores,
+    score_trajectories,
+    scores_path,
+    write_scores,
+)
+from runtime.shards import read_trajectories, write_targets
+from runtime.targets import AdvantageStats, normalise_advantages, turn_targets
+from stages.context import Context, StageResult
+
+if TYPE_CHECKING:
+    from pipeline.config import AdvantageConfig
+
+
+def run(context: Context, recompute: bool = False) -> StageResult:
+    """Score (unless `recompute`) and compute the targets of `context.iteration`."""
+    folder = context.paths.advantages(context.iteration)
+    everything = read_trajectories(context.paths.rollouts(context.iteration))
+    trajectories = sorted((one for one in everything if one.status != "error"), key=lambda one: one.key)
+    if not trajectories:
+        raise RecordError(
+            f"{context.paths.rollouts(context.iteration)}: no trajectory to train on ({len(everything)} ended in an "
+            "error); see their `error` field, then collect the rollouts again"
+        )
+    seconds = {}
+    if not recompute:
+        seconds = _score(context, trajectories, folder)
+    context.distributed.barrier("the scores of all ranks")
+    counts = {
+        "trajectories": len(trajectories),
+        "errors": len(everything) - len(trajectories),
+        "turns": sum(len(one.turns) for one in trajectories),
+        "response_tokens": sum(len(turn.response_ids) for one in trajectories for turn in one.turns),
+        "scored_tokens": sum(len(t.prompt_ids) + len(t.response_ids) for one in trajectories for t in one.turns),
+    }
+    if not context.distributed.is_main:
+        return StageResult(counts=counts, seconds=seconds)
+    start = time.perf_counter()
+    scores = _check_scores(trajectories, read_scores(folder), folder)
+    targets, stats = compute_targets(
+        trajectories, scores, context.config.advantage, context.config.env.success_reward_scale
+    )
+    write_targets(folder / "targets.jsonl", targets)
+    seconds["targets_s"] = time.perf_counter() - start
+    metrics = {
+        **batch_metrics(stats),
+        **value_metrics(trajectories, targets, context.config),
+        **step0_metrics(trajectories, scores),
+    }
+    return StageResult(counts=counts, metrics=metrics, seconds=seconds)
+
+
+def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -> dict[str, float]:
+    """This rank's share of the scoring passes, written to its file. Returns the seconds of the parts."""
+    from runtime.model import policy_fingerprint, resident_replica  # heavy, and not needed to recompute
+
+    config, distributed = context.config, context.distributed
+    if distributed.is_main:  # files of an earlier attempt, perhaps with more ranks
+        for path in folder.glob(SCORES_PATTERN):
+            path.unlink()
+    distributed.barrier("the removal of old scores")
+    own = deal_trajectories(trajectories, distributed.world_size)[distributed.rank]
+    budget, device = config.advantage.score_tokens, distributed.device
+
+    def scored_by(directory: Path, fingerprint: str, what: str) -> tuple[dict[str, Scores], float]:
+        start = time.perf_counter()
+        policy = resident_replica(
+            context.resident,
+            directory,
+            fingerprint,
+            dtype=config.model.dtype,
+            attention=config.model.attention,
+            temperature=config.rollout.temperature,
+            device=device,
+        )
+        check_ids(trajectories, policy.value_ids.tolist(), policy.causal_lm.get_output_embeddings().weight.shape[0])
+        bar = context.progress(sum(len(one.turns) for one in own), what, "turn")
+        scores = score_trajectories(policy, own, budget, device, bar.update)
+        bar.close()
+        return scores, time.perf_counter() - start
+
+    directory = context.paths.policy(context.iteration - 1)
+    fingerprint = policy_fingerprint(directory)
+    for trajectory in trajectories:  # all of them on every rank, so that all ranks fail together
+        if trajectory.policy != fingerprint:
+            raise RecordError(
+                f"trajectory {trajectory.key} was sampled by policy {trajectory.policy}, {directory} holds "
+                f"{fingerprint}; collect the rollouts again"
+            )
+    scores, old_seconds = scored_by(directory, fingerprint, "old log-probs, V, Q")
+    seconds = {"old_logprobs_s": old_seconds}
+    if config.optimize.kl_coef != 0.0:
+        reference = context.paths.policy(0)
+        reference_fingerprint = policy_fingerprint(reference)
+        referred = scores  # in the first iteration the policy is its own reference
+        if reference_fingerprint != fingerprint:
+            referred, seconds["ref_logprobs_s"] = scored_by(reference, reference_fingerprint, "reference log-probs")
+        scores = {key: replace(one, ref_logprobs=referred[key].old_logprobs) for key, one in scores.items()}
+    write_scores(scores_path(folder, distributed.rank), [scores[one.key] for one in own])
+    return seconds
+
+
+def _check_scores(
+    trajectories: Sequence[Trajectory], scores: Mapping[str, Scores], folder: Path
+) -> Mapping[str, Scores]:
+    """The mask sums of step 0: as many log-probs as response tokens, as many values as turns."""
+    for trajectory in trajectories:
+        one = scores.get(trajectory.key)
+        num_tokens = sum(len(turn.response_ids) for turn in trajectory.turns)
+        if one is None or len(one.values) != len(trajectory.turns) or len(one.old_logprobs) != num_tokens:
+            raise RecordError(
+                f"{folder}: scores of trajectory {trajectory.key} are missing or do not fit its "
+                f"{len(trajectory.turns)} turns and {num_tokens} response tokens; "
+                "run compute_advantages without --recompute"
+            )
+    return scores
+
+
+def compute_targets(
+    trajectories: Sequence[Trajectory], scores: Mapping[str, Scores], config: AdvantageConfig, reward_scale: float
+) -> tuple[list[Targets], AdvantageStats]:
+    """Eq. 4-6 per trajectory, Eq. 7 over all turns; in the order of `trajectories`."""
+    parts = [
+        turn_targets(
+            torch.tensor([turn.reward * reward_scale for turn in one.turns], dtype=torch.float64),
+            torch.tensor(scores[one.key].values, dtype=torch.float64),
+            torch.tensor(scores[one.key].q_values, dtype=torch.float64),
+            config.gamma,
+            config.gae_lambda,
+        )
+        for one in trajectories
+    ]
+    normalised, stats = normalise_advantages(
+        torch.cat([part.advantages for part in parts]),
+        torch.tensor([not turn.valid for one in trajectories for turn in one.turns]),
+        config.invalid_action_coef,
+        config.epsilon,
+        config.min_std,
+    )
+    split = normalised.split([len(one.turns) for one in trajectories])
+    targets = [
+        Targets(
+            key=one.key,
+            values=scores[one.key].values,
+            q_values=scores[one.key].q_values,
+            raw_advantages=tuple(part.advantages.tolist()),
+            advantages=tuple(advantages.tolist()),
+            returns=tuple(part.returns.tolist()),
+            q_targets=tuple(part.q_targets.tolist()),
+        )
+        for one, part, advantages in zip(trajectories, parts, split, strict=True)
+    ]
+    return targets, stats
+
+
+def batch_metrics(stats: AdvantageStats) -> dict[str, float]:
+    return {
+        "advantage/mean": stats.mean,
+        "advantage/std": stats.std,
+        "advantage/floored": float(stats.floored),
+        "advantage/zero_variance": float(stats.zero_variance),
+    }
+
+
+def value_metrics(trajectories: Sequence[Trajectory], targets: Sequence[Targets], config) -> dict[str, float]:
+    """How V and Q of the policy that sampled agree with the lambda-returns, and with the plain discounted ones.
+
+    The lambda-return has V in it, the plain one (suffix _plain) has not. Left out where there is no variance.
+    """
+    r_max = config.value.r_max
+    plain = []
+    for trajectory in trajectories:
+        following, backwards = 0.0, []
+        for turn in reversed(trajectory.turns):
+            following = turn.reward * config.env.success_reward_scale + config.advantage.gamma * following
+            backwards.append(following)
+        plain += reversed(backwards)
+    returns = [x for one in targets for x in one.returns]
+    readouts = {"v": [x for one in targets for x in one.values], "q": [x for one in targets for x in one.q_values]}
+    metrics = {"advantage/return": statistics.fmean(returns), "advantage/return_plain": statistics.fmean(plain)}
+    for name, p in readouts.items():
+        metrics[f"advantage/saturated_{name}"] = statistics.fmean(abs(x) >= r_max * (1 - 1e-6) for x in p)
+        for suffix, y in (("", returns), ("_plain", plain)):
+            explained, correlation = agreement(*_moments(p, y))
+            if explained is not None:
+                metrics[f"advantage/explained_variance_{name}{suffix}"] = explained
+            if correlation is not None:
+                metrics[f"advantage/correlation_{name}{suffix}"] = correlation
+    beyond = [abs(x) > r_max for one in targets for x in one.returns + one.q_targets]
+    metrics["advantage/targets_beyond_r_max"] = statistics.fmean(beyond)
+    metrics["advantage/equal_returns"] = float(len({one.return_undiscounted for one in trajectories}) == 1)
+    return metrics
+
+
+def _moments(p: Sequence[float], y: Sequence[float]) -> tuple[float, ...]:
+    pairs = list(zip(p, y, strict=True))
+    return (
+        statistics.fmean(p),
+        statistics.fmean(a * a for a in p),
+        statistics.fmean(a * b for a, b in pairs),
+        statistics.fmean(y),
+        statistics.fmean(b * b for b in y),
+    )
+
+
+def step0_metrics(trajectories: Sequence[Trajectory], scores: Mapping[str, Scores]) -> dict[str, float]:
+    """|log-prob from sampling - from scoring|; 0 up to rounding where both used the same weights and temperature."""
+    gaps = [
+        abs(sampled - scored)
+        for one in trajectories
+        for sampled, scored in zip(
+            (x for turn in one.turns for x in turn.sampling_logprobs), scores[one.key].old_logprobs, strict=True
+        )
+    ]
+    return {"step0/logprob_gap_max": max(gaps), "step0/logprob_gap_mean": statistics.fmean(gaps)}
+
+
+if __name__ == "__main__":
+    from pipeline.one_stage import main  # the script, not the module, sits above the pipeline
+
+    main("compute_advantages")
