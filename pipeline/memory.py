@@ -208,7 +208,7 @@ def table(memory: Mapping[str, Mapping[str, int]]) -> str:
         host = sum(parts.values()) - device
         shown = ", ".join(f"{part} {gib(size)}" for part, size in parts.items())
         total = f"{gib(device)}" + (f" + {gib(host)} host" if host else "")
-        lines.append(f"  {stage:<20}{total:<16}{shown}")
+        lines.append(f"  {stage:<20}{total:<24}{shown}")
     return "\n".join(lines)
 
 

@@ -90,7 +90,11 @@ class Session:
         Raises:
             RunError: something is stale; names it and the remedy.
         """
-        return self.on_main(lambda: refuse_stale(plan(self.facts, self.manifests), self.paths), "the plan")
+        return self.on_main(self.steps_on_main, "the plan")
+
+    def steps_on_main(self) -> list[Step]:
+        """The plan, for rank 0 alone."""
+        return refuse_stale(plan(self.facts, self.manifests), self.paths)
 
     def close(self) -> None:
         if self.resident.environments is not None:
@@ -237,7 +241,8 @@ def _record(session: Session, step: Name, result: StageResult, work_s: float) ->
     write_manifest(manifest, session.paths.manifest(stage, iteration))
     session.manifests[step] = manifest
     session.trusted.add(step)
-    session.log.write(stage, iteration, work_s, result.metrics)
+    if session.log is not None:
+        session.log.write(stage, iteration, work_s, result.metrics)
     if stage in ("optimize", "warm_start"):
         keep = session.config.checkpoint
         session.manifests |= apply_retention(session.paths, session.manifests, keep.keep_last, keep.keep_every)

@@ -1,0 +1,241 @@
+"""From the command line to a running process group, and back to one exit code.
+
+The manifests decide whether a run is complete: the launcher says 0 even when a rank was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+import yaml
+
+from pipeline.command_line import Request, parser, resolve
+from pipeline.config import Config, ConfigError
+from pipeline.config_loading import differences, load_config, save_config, to_tree
+from pipeline.faults import USER_FAULT, end_on, names_its_remedy
+from pipeline.manifests import read_manifests
+from pipeline.memory import model_shape, stage_memory, table
+from pipeline.plan import Facts, plan
+from pipeline.report import plan_table
+from pipeline.run_directory import STAGES, RunError, RunLock, RunPaths, owner_pid
+from pipeline.session import refuse_stale
+from pipeline.signals import LAUNCHER_PID
+from runtime.distributed import free_port
+from runtime.engine import deepspeed_config
+
+ROOT = Path(__file__).resolve().parents[1]
+DRIVER = Path("pipeline") / "driver.py"
+DEFECT = 1
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m pipeline`. Exit codes: 0 complete, 1 a defect or a lost rank, 2 a named fault, 128+n signal n."""
+    errors = None
+    try:
+        request = resolve(parser().parse_args(argv))
+        if request.dry_run:
+            print(dry_run(request))
+            code = 0
+        else:
+            errors = RunPaths(request.run_dir).errors
+            code = start(request)
+    except BrokenPipeError:
+        code = DEFECT
+    except Exception as fault:
+        if not names_its_remedy(fault):
+            raise
+        code = end_on(fault, errors, "launch", 0)
+    sys.exit(code)
+
+
+def start(request: Request) -> int:
+    """Make or take up the run directory and start the ranks; returns the exit code.
+
+    Raises:
+        ConfigError, RunError: see there.
+    """
+    paths, config = RunPaths(request.run_dir), request.config
+    devices(config)
+    with RunLock(paths.lock):  # refuses at once what rank 0 would refuse after the imports
+        take_up(paths, config)
+        steps = refuse_stale(plan(Facts.of(config), read_manifests(paths)), paths)
+    print(f"{paths.root}: {config.model.name} in {config.env.name}, {request.source}, {config.run.ranks} rank(s)")
+    print(plan_table(steps), flush=True)
+    errors_before = paths.errors.stat().st_size if paths.errors.exists() else 0
+    with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
+        command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))
+        stopped_by = run_group(command, launch_environment(config), paths)
+    remaining = [step for step in plan(Facts.of(config), read_manifests(paths)) if step.action == "run"]
+    if not remaining:
+        return 0
+    resume = f"go on with: bash run.sh --run-dir {paths.root}"
+    if stopped_by:
+        print(f"{paths.root}: stopped, {len(remaining)} steps to do; {resume}", file=sys.stderr)
+        return 128 + stopped_by
+    if paths.errors.exists() and paths.errors.stat().st_size > errors_before:
+        print(f"{paths.root}: {len(remaining)} steps to do; when the cause is mended, {resume}", file=sys.stderr)
+        return USER_FAULT
+    print(
+        f"error: {paths.root}: a process of the run was lost before {remaining[0].stage} {remaining[0].iteration} was "
+        f"complete (killed, or out of memory: see `dmesg`); nothing that was finished is lost; {resume}",
+        file=sys.stderr,
+    )
+    return DEFECT
+
+
+def take_up(paths: RunPaths, config: Config) -> None:
+    """Store the configuration, or check it against the stored one.
+
+    Raises:
+        RunError: the run was started with other settings; lists the differences.
+    """
+    if not paths.config.exists():
+        if read_manifests(paths):
+            raise RunError(f"{paths.root}: has results but no config.yaml; put it back, or choose another --run-dir")
+        save_config(config, paths.config)
+        return
+    stored = load_config(paths.config)
+    changed = differences(stored, config)
+    if changed:
+        raise RunError(
+            f"{paths.root} was started with other settings ({'; '.join(changed)}); "
+            f"choose another --run-dir, or go on as it was with: bash run.sh --run-dir {paths.root}"
+        )
+    if stored != config:
+        save_config(config, paths.config)
+
+
+def devices(config: Config) -> str:
+    """ "cuda" or "cpu".
+
+    Raises:
+        ConfigError: more ranks than GPUs; RunError: no deepspeed to start them with.
+    """
+    if shutil.which("deepspeed", path=launch_path()) is None:
+        raise RunError("deepspeed: not found on the path; run `bash run.sh`, or pip install -r requirements.txt")
+    if not torch.cuda.is_available():
+        return "cpu"
+    if config.run.ranks > torch.cuda.device_count():
+        raise ConfigError(
+            f"run.ranks = {config.run.ranks}: must be <= {torch.cuda.device_count()}, the GPUs of this machine"
+        )
+    return "cuda"
+
+
+def launch_path() -> str:
+    """The search path with this Python's own folder first: a virtual environment need not be active."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def launch_environment(config: Config) -> dict[str, str]:
+    """The ranks' environment variables: ours where the user set none."""
+    environment = {**os.environ, "PATH": launch_path(), LAUNCHER_PID: str(os.getpid())}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.run.ranks)))
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not torch.cuda.is_available():
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+    return environment
+
+
+def launch_command(config: Config, run_dir: Path, launcher: str, port: int | str, scratch: Path) -> list[str]:
+    """The exact command that starts all ranks of the whole run."""
+    head = ["deepspeed", "--num_accelerators", str(config.run.ranks), "--master_addr", "127.0.0.1"]
+    if launcher == "openmpi":
+        hosts = scratch / "hostfile"
+        hosts.write_text(f"localhost slots={config.run.ranks}\n", encoding="utf-8")
+        head = ["deepspeed", "--hostfile", str(hosts), "--force_multi", "--launcher", "openmpi", "--no_ssh_check",
+                "--master_addr", "127.0.0.1", "--launcher_args=--oversubscribe"]  # fmt: skip
+    head += ["--master_port", str(port), "--log_level", "critical"]
+    return [*head, str(ROOT / DRIVER), "--run-dir", str(run_dir.resolve())]
+
+
+def stage_command(config: Config, run_dir: Path, stage: str) -> str:
+    """The command that does one stage by hand, as a user types it."""
+    parts = ["deepspeed", "--num_accelerators", str(config.run.ranks), f"stages/{stage}.py", "--run-dir", str(run_dir)]
+    return shlex.join(parts)
+
+
+def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) -> int:
+    """Start the launcher in a session of its own and wait; returns the signal that stopped it, or 0.
+
+    The first SIGTERM or SIGINT asks rank 0 to stop after the stage in progress, a second one ends all
+    processes at once. Nothing outlives this function.
+    """
+    asked = 0
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        rank0 = owner_pid(paths.lock)
+        if asked or rank0 is None:
+            end_group(child.pid)
+        else:
+            print("stopping after the stage in progress; once more to stop at once", file=sys.stderr, flush=True)
+            os.kill(rank0, signal.SIGTERM)
+        asked = number
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        child.wait()
+    finally:
+        end_group(child.pid)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return asked
+
+
+def end_group(group: int) -> None:
+    """Kill whatever is left of a process group and wait until it is gone."""
+    for _ in range(100):
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.05)
+
+
+def dry_run(request: Request) -> str:
+    """What would run and what it would need; reads no weights and starts nothing."""
+    config, run_dir = request.config, request.run_dir
+    device = "cuda" if torch.cuda.is_available() or config.model.dtype == "bfloat16" else "cpu"
+    steps = plan(Facts.of(config), read_manifests(RunPaths(run_dir)))
+    optimize = config.optimize
+    engine = deepspeed_config(
+        zero_stage=optimize.zero_stage,
+        dtype=config.model.dtype,
+        max_grad_norm=optimize.max_grad_norm,
+        offload_optimizer=optimize.offload_optimizer,
+        offload_parameters=optimize.offload_parameters,
+        device=device,
+    )
+    shape = model_shape(config)
+    memory = f"unknown: no config.json of {config.model.name} at hand (give a local folder)"
+    if shape is not None:
+        parts = table(stage_memory(config, shape, config.run.ranks))
+        memory = f"{shape.parameters:,} parameters, {config.model.dtype}, {config.run.ranks} rank(s)\n{parts}"
+    whole = launch_command(config, run_dir, "deepspeed", "PORT", run_dir)
+    stages = [stage for stage in STAGES if stage != "warm_start" or config.warm_start.enabled]
+    return "\n".join(
+        [
+            f"# configuration ({request.source})",
+            yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True).rstrip(),
+            f"\n# run directory\n{run_dir}",
+            f"\n# {plan_table(steps)}",
+            f"\n# the whole run, all stages in one process group\n{shlex.join(whole)}",
+            "\n# or stage by stage",
+            *(stage_command(config, run_dir, stage) for stage in stages),
+            f"\n# DeepSpeed ({device})\n{yaml.safe_dump(engine, sort_keys=False).rstrip()}",
+            f"\n# estimated memory a rank, by stage: {memory}",
+        ]
+    )
