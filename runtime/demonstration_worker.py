@@ -1,0 +1,61 @@
+"""The expert's process: `python -m runtime.demonstration_worker`, started by runtime.demonstrations.
+
+Reads one pickle (import path, adapter name, adapter options, tasks, turn limit) from stdin and writes one JSON
+line an episode to stdout. Nothing heavy is imported: no torch, no transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+
+def play_expert(adapter: Any, environment: Any, task: Any, max_turns: int) -> dict[str, Any]:
+    """One episode played by the environment's expert, as a demonstration record.
+
+    Returns:
+        {"task_id", "goal", "success", "turns": [{"observation", "admissible_actions", "action"}, ...]}. An episode
+        that the expert gives up, or does not end within `max_turns`, has success False.
+    """
+    observation = environment.reset(task)
+    goal, turns, success = observation.goal, [], False
+    for _ in range(max_turns):
+        action = environment.expert_action()
+        if action is None:
+            break
+        shown = observation.admissible_actions
+        actions = None if shown is None else list(shown)
+        turns.append({"observation": observation.text, "admissible_actions": actions, "action": action})
+        result = environment.step(adapter.response(action))
+        if result.terminated:
+            success = bool(result.success)
+            break
+        observation = result.observation
+    return {"task_id": task.task_id, "goal": goal, "success": success, "turns": turns}
+
+
+def main() -> None:
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an engine prints must not mix with the records
+    sys.path[:], name, options, tasks, max_turns = pickle.load(sys.stdin.buffer)
+    from env_adapters.registry import make_adapter
+
+    adapter = make_adapter(name, options)
+    environment = adapter.make()
+    for task in tasks:
+        try:
+            record = play_expert(adapter, environment, task, max_turns)
+        except Exception:  # counted by the parent; the slot's state is unknown, so the next task gets a new one
+            record = {"task_id": task.task_id, "error": traceback.format_exc()}
+            environment.close()
+            environment = adapter.make()
+        print(json.dumps(record), file=output, flush=True)
+    environment.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Expert episodes: played by worker processes, kept as demonstrations.jsonl, turned into training rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from env_adapters.base import Observation, PastTurn, Task
+from runtime.files import atomic_write_text
+from runtime.prompts import PromptRenderer, PromptTooLong
+from runtime.records import RecordError, Row
+from runtime.seeding import permutation
+from runtime.shards import read_jsonl
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class DemonstrationError(Exception):
+    """There are no demonstrations to learn from. The message names object, fact and remedy."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """An episode that the expert won.
+
+    Example: Demonstration(task_id="warm_start/heat-000017", goal="put a hot mug in cabinet.",
+        observations=(Observation(...), Observation(...)), actions=("go to cabinet 1", "take mug 1"))
+    """
+
+    task_id: str
+    goal: str
+    observations: tuple[Observation, ...]  # one a turn
+    actions: tuple[str, ...]  # one a turn
+
+
+@dataclass(frozen=True)
+class DemonstrationRows:
+    """Rows of demonstrations, one a turn, and how many turns did not fit the token limits."""
+
+    rows: tuple[Row, ...]
+    num_too_long: int
+
+
+def play_demonstrations(
+    name: str,
+    options: Mapping[str, Any],
+    tasks: Sequence[Task],
+    max_turns: int,
+    workers: int,
+    timeout_s: float,
+    played: Callable[[], None],
+) -> list[dict[str, Any]]:
+    """Have the expert play every task; one record a task, in the order of `tasks`.
+
+    Args:
+        name, options: as for env_adapters.registry.make_adapter.
+        workers: processes.
+        timeout_s: longest silence of all workers together.
+        played: called after each episode.
+
+    Raises:
+        DemonstrationError: a worker died or is silent for too long.
+    """
+    shares = [list(tasks[start::workers]) for start in range(min(workers, len(tasks)))]
+    processes = [_start(name, options, share, max_turns) for share in shares]
+    records: dict[str, dict[str, Any]] = {}
+    try:
+        for line in _lines(processes, timeout_s):
+            record = json.loads(line)
+            records[record["task_id"]] = record
+            played()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    missing = [task.task_id for task in tasks if task.task_id not in records]
+    if missing:
+        raise DemonstrationError(
+            f"{name}: the expert's process ended before {len(missing)} of {len(tasks)} episodes, first {missing[0]}; "
+            "see its message above and start again"
+        )
+    return [records[task.task_id] for task in tasks]
+
+
+def _start(name: str, options: Mapping[str, Any], tasks: Sequence[Task], max_turns: int) -> subprocess.Popen:
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime.demonstration_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    with suppress(BrokenPipeError):  # it has died: noticed when its episodes are missing
+        imports = [entry or os.getcwd() for entry in sys.path]
+        pickle.dump((imports, name, dict(options), list(tasks), max_turns), process.stdin)
+        process.stdin.close()
+    return process
+
+
+def _lines(processes: Sequence[subprocess.Popen], timeout_s: float) -> Iterator[bytes]:
+    """Whole lines of all processes' output, until the last of them has closed it."""
+    tails: dict[int, bytes] = {}
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.get_map():
+            events = selector.select(timeout_s)
+            if not events:
+                raise DemonstrationError(f"the expert's processes said nothing for {timeout_s:g} s; start again")
+            for key, _ in events:
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                    continue
+                *lines, tails[key.fd] = (tails.get(key.fd, b"") + chunk).split(b"\n")
+                yield from lines
+
+
+def write_demonstrations(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """One JSON line a record; the file is whole or absent."""
+    atomic_write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_demonstrations(path: Path) -> list[Demonstration]:
+    """The episodes that were won, in the order of the file.
+
+    Raises:
+        RecordError: a line of the wrong shape.
+        DemonstrationError: none was won.
+    """
+    records, _ = read_jsonl(path)
+    won = [_demonstration(data, where) for where, data in records if isinstance(data, dict) and data.get("success")]
+    if not won:
+        errors = [data["error"] for _, data in records if isinstance(data, dict) and "error" in data]
+        raise DemonstrationError(
+            f"{path}: of {len(records)} expert episodes none was won"
+            + (f"; the first error:\n{errors[0]}" if errors else "; raise env.max_turns or check the environment")
+        )
+    return won
+
+
+def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
+    try:
+        turns = data["turns"]
+        observations = tuple(
+            Observation(
+                goal=data["goal"],
+                text=turn["observation"],
+                admissible_actions=None if turn["admissible_actions"] is None else tuple(turn["admissible_actions"]),
+            )
+            for turn in turns
+        )
+        return Demonstration(data["task_id"], data["goal"], observations, tuple(turn["action"] for turn in turns))
+    except (KeyError, TypeError) as fault:
+        raise RecordError(f"{where}: not a demonstration ({fault!r}); delete the file to play them again") from fault
+
+
+def demonstration_rows(
+    demonstrations: Sequence[Demonstration], renderer: PromptRenderer, eos_id: int, response_tokens: int
+) -> DemonstrationRows:
+    """One row a turn: the prompt that a rollout would show, and the expert's response with its end-of-turn token.
+
+    Args:
+        renderer: the one that rollouts use.
+        eos_id: ends every response.
+        response_tokens: longest response, end-of-turn token included.
+    """
+    rows, num_too_long = [], 0
+    for one in demonstrations:
+        history: list[PastTurn] = []
+        for index, (observation, action) in enumerate(zip(one.observations, one.actions, strict=True)):
+            response = renderer.tokenizer.encode(renderer.adapter.response(action), add_special_tokens=False)
+            response_ids = (*response, eos_id)
+            try:
+                prompt_ids = renderer.render(observation, history, index)
+            except PromptTooLong:
+                prompt_ids = None
+            history.append(PastTurn(observation.text, action))
+            if prompt_ids is None or len(response_ids) > response_tokens:
+                num_too_long += 1
+                continue
+            span = (len(prompt_ids), len(prompt_ids) + len(response_ids))
+            rows.append(Row(one.task_id, index, input_ids=prompt_ids + response_ids, spans=(span,)))
+    return DemonstrationRows(tuple(rows), num_too_long)
+
+
+def interchangeable_ids(tokenizer: Any, groups: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    """Token ids of each group's words, int64; words that are not one token of their own are left out."""
+    found = []
+    for group in groups:
+        encoded = [tokenizer.encode(word, add_special_tokens=False) for word in group]
+        found.append(np.unique(np.array([ids[0] for ids in encoded if len(ids) == 1], dtype=np.int64)))
+    return found
+
+
+def rename_words(row: Row, groups: Sequence[np.ndarray], run_seed: int, epoch: int) -> Row:
+    """The row with the words of each group renamed at random, the same word the same way all over the row.
+
+    Shows the model that a response copies its words from the prompt, whatever they are.
+    """
+    ids = np.array(row.input_ids, dtype=np.int64)
+    renamed = ids.copy()
+    for number, group in enumerate(groups):
+        order = permutation(run_seed, "words", epoch, row.key, row.turn_index, number, n=len(group))
+        for old, new in zip(group, group[order], strict=True):
+            renamed[ids == old] = new
+    return Row(row.key, row.turn_index, input_ids=tuple(renamed.tolist()), spans=row.spans)
