@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from runtime.vocabulary import ValueTokens
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from runtime.model import Policy
-from runtime.vocabulary import ValueTokens
 
 VOCABULARY = 37
 POSITIVE, NEGATIVE = 35, 36
