@@ -55,7 +55,7 @@ class PromptRenderer:
             if not shown:
                 raise PromptTooLong(
                     f"prompt after {turns_taken} turns, goal {observation.goal[:80]!r}: {len(ids)} tokens without any "
-                    f"history, env.prompt_tokens allows {self.prompt_tokens}; raise env.prompt_tokens to {len(ids)} or more"
+                    f"history, env.prompt_tokens allows {self.prompt_tokens}; raise it to {len(ids)} or more"
                 )
             del shown[0]
 

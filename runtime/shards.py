@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.files import atomic_write_text
+from runtime.files import atomic_write_text, flush_to_disk
 from runtime.records import RecordError, Targets, Trajectory, from_json, to_json
 
 SHARD_PATTERN = "rank-*.jsonl"
@@ -33,7 +33,7 @@ class Shards:
     """What the shards of a folder hold."""
 
     trajectories: tuple[Trajectory, ...]  # by task id and sample, whatever the order of finishing
-    num_duplicates: int  # records whose key an earlier line had: the first one counts
+    num_duplicates: int  # records whose key an earlier line had: the first that is no error counts
     num_torn: int  # shards with a torn tail
 
 
@@ -51,7 +51,8 @@ def read_shards(folder: Path, prefix: str = "") -> Shards:
         for where, data in records:
             trajectory = from_json(data, where)
             num_duplicates += trajectory.key in found
-            found.setdefault(trajectory.key, trajectory)
+            if trajectory.key not in found or (found[trajectory.key].status == "error" != trajectory.status):
+                found[trajectory.key] = trajectory
     ordered = sorted(found.values(), key=lambda one: (one.task_id, one.sample))
     return Shards(tuple(ordered), num_duplicates, num_torn)
 
@@ -110,6 +111,7 @@ class ShardWriter:
             self._file.close()
             raise RecordError(f"{self.path}: another process is writing this shard; stop it first") from None
         self.num_torn_bytes = _cut_torn_tail(self._file)
+        flush_to_disk(self.path.parent)
         self._synced_at = time.monotonic()
 
     def append(self, trajectory: Trajectory) -> None:

@@ -1,10 +1,13 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runtime.seeding import permutation, seed_from_names, trajectory_seed, uniforms
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_seed_is_the_documented_hash():
@@ -36,12 +39,13 @@ def test_other_types_are_refused():
 
 
 def test_same_numbers_in_another_process_with_another_hash_seed():
-    code = "from runtime.seeding import *; print(uniforms(3, 2, 'train/heat-1', 0, 4, 3).tolist(), permutation(3, 'x', n=5).tolist())"
+    code = "from runtime.seeding import permutation, uniforms as u;"
+    code += "print(u(3, 2, 'train/heat-1', 0, 4, 3).tolist(), permutation(3, 'x', n=5).tolist())"
     here = f"{uniforms(3, 2, 'train/heat-1', 0, 4, 3).tolist()} {permutation(3, 'x', n=5).tolist()}\n"
     for hash_seed in ("0", "1"):
         there = subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": "."},
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,

@@ -1,0 +1,44 @@
+"""A random tiny model and a word-level tokenizer that speak the corridor's language."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from runtime.generation import Generator
+from tests.corridor import ACTIONS, CorridorAdapter
+
+SPECIALS = ["<pad>", "<end>", "<unknown>", "<plus>", "<minus>"]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    words = list(dict.fromkeys(" ".join(CorridorAdapter(CorridorAdapter.Options()).vocabulary()).split()))
+    vocabulary = {word: index for index, word in enumerate(SPECIALS + words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.mul_(3)  # else every distribution is flat
+    return model
+
+
+def make_generator(model, tokenizer, slots: int = 4, max_response: int = 2, temperature: float = 1.0) -> Generator:
+    """Speaks in single actions and full stops only, so that a random model walks the corridor."""
+    speakable = {tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(word) for word in ACTIONS)}
+    banned = [index for index in range(len(tokenizer)) if index not in speakable]
+    return Generator(model, slots, 96, max_response, temperature, banned, [tokenizer.eos_token_id])
