@@ -18,6 +18,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -337,17 +338,10 @@ class TrainingEngine:
 
 def _load_policy(folder: Path, config: dict, zero_stage: int, dtype: str, attention: str, temperature: float) -> Any:
     """The policy module; under stage 3 born partitioned, so that no rank ever holds all of it."""
-    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
+    from runtime.model import load_policy, partitioned_construction
 
-    from runtime.model import load_policy
-
-    # transformers asks this object, kept alive by the name, whether to construct under zero.Init.
-    partitioned = HfDeepSpeedConfig(config) if zero_stage == 3 else None
-    try:
+    with partitioned_construction(config) if zero_stage == 3 else nullcontext():
         return load_policy(folder, dtype=dtype, attention=attention, temperature=temperature)
-    finally:
-        if partitioned is not None:
-            unset_hf_deepspeed_config()
 
 
 def decay_groups(

@@ -6,14 +6,13 @@ The door to transformers' models and tokenizers. Weights come from safetensors o
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -21,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
 from runtime.logprobs import action_logprobs, value_margins
 from runtime.vocabulary import ValueTokens, read_value_tokens
+from runtime.weight_files import ModelFilesError, WeightFile, read_weights
 
 __all__ = [
     "ChunkedHead",
@@ -31,6 +31,7 @@ __all__ = [
     "TrainBatch",
     "load_policy",
     "load_tokenizer",
+    "partitioned_construction",
     "policy_fingerprint",
     "resident_replica",
 ]
@@ -43,13 +44,8 @@ _LOGIT_CHANGES = {
     "logits_scaling": 1.0,
     "lm_head_multiplier": 1.0,
 }
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FINGERPRINT_BLOCKS = 256
 _FINGERPRINT_BLOCK = 2**16
-
-
-class ModelFilesError(Exception):
-    """A model folder cannot be used. The message names object, fact and remedy."""
 
 
 class ChunkedHead(nn.Linear):
@@ -150,12 +146,13 @@ class Policy(nn.Module):
             ModelFilesError: the folder does not hold exactly this model's weights.
         """
         directory = Path(directory)
-        with _open_weights(directory) as files:
-            _check_complete(self.causal_lm, files, directory)
-            own = self.causal_lm.state_dict()
-            for name, file in files.items():
-                if name in own:
-                    own[name].copy_(file.get_tensor(name))
+        files = read_weights(directory)
+        _check_complete(self.causal_lm, files, directory)
+        own = self.causal_lm.state_dict()
+        for file in files:
+            with safe_open(str(file.path), framework="pt") as tensors:
+                for name in file.tensors.keys() & own.keys():
+                    own[name].copy_(tensors.get_tensor(name))
 
 
 def load_policy(
@@ -182,16 +179,28 @@ def load_policy(
     value_tokens = read_value_tokens(directory)
     _refuse_changed_logits(_load_config(directory))
     transformers_logging.disable_progress_bar()
-    with _open_weights(directory) as files:
-        try:
-            causal_lm = AutoModelForCausalLM.from_pretrained(
-                str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, RuntimeError, ImportError) as fault:
-            raise ModelFilesError(f"{directory}: transformers cannot load the model ({fault})") from fault
-        _check_complete(causal_lm, files, directory)
+    files = read_weights(directory)
+    try:
+        causal_lm = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as fault:
+        raise ModelFilesError(f"{directory}: transformers cannot load the model ({fault})") from fault
+    _check_complete(causal_lm, files, directory)
     policy = Policy(causal_lm, value_tokens, temperature)
     return policy if device is None else policy.to(device)
+
+
+@contextmanager
+def partitioned_construction(deepspeed_config: dict[str, Any]) -> Iterator[None]:
+    """Within it transformers builds and loads models under deepspeed.zero.Init: no rank ever holds all weights."""
+    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config  # they import deepspeed
+
+    config = HfDeepSpeedConfig(deepspeed_config)  # noqa: F841 - transformers keeps a weak reference to it
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
 
 
 def load_tokenizer(directory: str | Path) -> Any:
@@ -222,10 +231,10 @@ def policy_fingerprint(directory: str | Path) -> str:
     optimizer step moves weights everywhere) and cost no more than a moment.
 
     Raises:
-        ModelFilesError: no safetensors in the folder.
+        ModelFilesError: no complete safetensors in the folder.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for path in _weight_files(Path(directory)):
+    for path in (file.path for file in read_weights(Path(directory))):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}:".encode())
         stride = max(_FINGERPRINT_BLOCK, size // _FINGERPRINT_BLOCKS)
@@ -280,57 +289,17 @@ def _refuse_changed_logits(config: Any) -> None:
             )
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that the folder's weights are in, sorted by name; each of them exists."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
-            raise ModelFilesError(f"{index}: not a safetensors index ({fault}); copy the model again") from fault
-        missing = sorted(name for name in names if not (directory / name).is_file())
-        if missing:
-            raise ModelFilesError(f"{directory}: shard {missing[0]} is missing; copy the model again")
-        return [directory / name for name in sorted(names)]
-    files = sorted(directory.glob("*.safetensors"))
-    if files:
-        return files
-    pickled = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
-    if pickled:
-        raise ModelFilesError(
-            f"{directory}: only pickled weights ({pickled[0]}), which can run code when loaded; convert them with "
-            "save_pretrained of a current transformers, which writes safetensors"
-        )
-    raise ModelFilesError(f"{directory}: no weights (*.safetensors); give the folder of a complete model")
-
-
-@contextmanager
-def _open_weights(directory: Path) -> Iterator[dict[str, Any]]:
-    """Tensor name -> open safetensors file that holds it."""
-    files: dict[str, Any] = {}
-    for path in _weight_files(directory):
-        try:
-            file = safe_open(str(path), framework="pt")
-        except (SafetensorError, OSError) as fault:
-            raise ModelFilesError(
-                f"{path}: truncated or not safetensors ({fault}); copy the file again, or delete this policy's folder "
-                "to have the stage that made it run again"
-            ) from fault
-        files |= dict.fromkeys(file.keys(), file)
-    yield files
-
-
-def _check_complete(causal_lm: nn.Module, files: dict[str, Any], directory: Path) -> None:
+def _check_complete(causal_lm: nn.Module, files: Sequence[WeightFile], directory: Path) -> None:
     """Every parameter is in the files, in the right shape; a tied head may be missing."""
+    tensors = {name: entry for file in files for name, entry in file.tensors.items()}
     tied = set(getattr(causal_lm, "all_tied_weights_keys", None) or ())
-    for name, parameter in causal_lm.named_parameters():
-        if name not in files:
+    for name, parameter in causal_lm.named_parameters(remove_duplicate=False):
+        if name not in tensors:
             if name in tied:
                 continue
             raise ModelFilesError(f"{directory}: tensor {name} is missing; copy the model again")
-        shape = tuple(files[name].get_slice(name).get_shape())
         expected = tuple(getattr(parameter, "ds_shape", parameter.shape))  # a partitioned one's own shape is empty
-        if shape != expected:
+        if tensors[name].shape != expected:
             raise ModelFilesError(
-                f"{directory}: tensor {name} has shape {shape}, the model {expected}; use its own files"
+                f"{directory}: tensor {name} has shape {tensors[name].shape}, the model {expected}; use its own files"
             )
