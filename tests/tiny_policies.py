@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
-from runtime.vocabulary import ValueTokens
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from runtime.model import Policy
+from runtime.vocabulary import ValueTokens, write_value_tokens
 
 VOCABULARY = 37
 POSITIVE, NEGATIVE = 35, 36
@@ -44,3 +46,9 @@ def policy(
     family: str = "qwen2", tied: bool = True, seed: int = 0, temperature: float = 1.0, value_temperature: float = 1.0
 ) -> Policy:
     return Policy(causal_lm(family, tied, seed), value_tokens(temperature=value_temperature), temperature)
+
+
+def save_policy(model: torch.nn.Module, directory: Path, r_max: float = 10.0, max_shard_size: str = "1GB") -> None:
+    """A policy folder without a tokenizer."""
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    write_value_tokens(directory, value_tokens(r_max))
