@@ -36,7 +36,6 @@ class PlaySettings:
     iteration: int  # as recorded
     policy: str  # fingerprint of the weights, as recorded
     max_turns: int
-    reward_scale: float = 1.0  # rewards are recorded multiplied by it
     max_error_share: float = 0.1  # of the episodes of this sweep
 
 
@@ -218,7 +217,7 @@ class _Sweep:
                 sampling_logprobs=completion.sampling_logprobs,
                 action=result.action,
                 valid=bool(result.valid),
-                reward=float(result.reward) * self.settings.reward_scale,
+                reward=float(result.reward),
                 generation_s=completion.seconds,
                 environment_s=seconds,
             )

@@ -99,9 +99,9 @@ class CorridorAdapter:
 
 
 class FaultyCorridor(Corridor):
-    """Does what the task's payload says: {"fault": "exit", "hang", "raise" or "wait", "at": turn, "marker": file or None}.
+    """Does what the task's payload says: {"fault": "exit" | "hang" | "raise" | "wait", "at": turn, "marker": file}.
 
-    With a marker the fault happens once only. A "wait" waits until the marker is there.
+    With a marker that is not None the fault happens once only. A "wait" waits until the marker is there.
     """
 
     def reset(self, task: Task) -> Observation:

@@ -114,14 +114,14 @@ def test_prompts_hold_the_last_turns_and_the_count():
     assert words[-5:-1] == trajectory.turns[3].observation.split()
 
 
-def test_rewards_are_scaled_and_the_turn_limit_is_the_callers():
+def test_the_last_action_of_a_cut_episode_is_played():
     tasks = corridor_tasks(20, rooms=1)
-    settings = dataclasses.replace(SETTINGS, reward_scale=10.0, max_turns=1)
+    settings = dataclasses.replace(SETTINGS, max_turns=1)
     done = run(tasks, settings=settings)
-    assert {one.return_undiscounted for one in done} == {0.0, 10.0}
+    assert {one.return_undiscounted for one in done} == {0.0, 1.0}
     assert all(len(one.turns) == 1 for one in done)
     # the last action of a cut episode was played: some of them won at the only turn they had
-    assert all((one.return_undiscounted == 10.0) == one.success for one in done)
+    assert all((one.return_undiscounted == 1.0) == one.success for one in done)
 
 
 def test_no_tasks_no_trajectories():

@@ -1,0 +1,204 @@
+"""What collect_rollouts and evaluate share: play a list of tasks with a policy, resumably, over all ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from env_adapters.base import Task
+from runtime.generation import Generator, stop_ids
+from runtime.model import load_tokenizer, policy_fingerprint, resident_replica
+from runtime.prompts import PromptRenderer
+from runtime.records import RecordError, Trajectory
+from runtime.rollouts import EnvironmentPool, PlaySettings, PlayTimes, play
+from runtime.seeding import Name
+from runtime.shards import Shards, ShardWriter, read_shards, shard_path
+
+if TYPE_CHECKING:
+    from stages.context import Context
+
+
+@dataclass(frozen=True)
+class Players:
+    """The policy and the environments, ready to play."""
+
+    policy: Any  # runtime.model.Policy
+    fingerprint: str
+    tokenizer: Any
+    pool: EnvironmentPool
+    seconds: float  # to get them ready
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is to be played and how."""
+
+    tasks: Sequence[Task]  # distinct
+    folder: Path
+    prefix: str  # of the shards' names
+    seed_name: Name
+    iteration: int
+    temperature: float
+    what: str  # for the progress bar
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The sweep's trajectories (main rank; empty elsewhere) and what this call of it did, summed over ranks."""
+
+    trajectories: tuple[Trajectory, ...]  # errors included; by task id
+    num_duplicates: int
+    num_played: int  # in this call; the others were there before
+    num_restarts: int  # of environment workers
+    prompt_tokens: int
+    response_tokens: int
+    times: PlayTimes  # of the average rank
+
+
+def get_ready(context: Context, directory: Path) -> Players:
+    """Bring the replica to the weights of `directory` and start the environments; both stay in context.resident."""
+    start = time.perf_counter()
+    config, distributed, resident = context.config, context.distributed, context.resident
+    fingerprint = policy_fingerprint(directory)
+    policy = resident_replica(
+        resident,
+        directory,
+        fingerprint,
+        dtype=config.model.dtype,
+        attention=config.model.attention,
+        temperature=config.rollout.temperature,
+        device=distributed.device,
+    )
+    if resident.environments is None:
+        cores = len(os.sched_getaffinity(0)) // distributed.world_size
+        workers = config.rollout.workers or max(1, cores)
+        limit = config.rollout.turn_timeout_s
+        resident.environments = EnvironmentPool(config.env.name, config.env.options, workers, limit)
+    tokenizer = load_tokenizer(directory)
+    return Players(policy, fingerprint, tokenizer, resident.environments, time.perf_counter() - start)
+
+
+def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
+    """Play the tasks that the shards do not have yet; each trajectory goes to the rank's shard as it ends.
+
+    Episodes that ended in an error are played again when a stage is resumed. All ranks call this together.
+
+    Raises:
+        RecordError: a damaged shard, or trajectories of another policy in it.
+        RolloutError: too many failures.
+    """
+    distributed = context.distributed
+    before = read_shards(sweep.folder, sweep.prefix)
+    _check_origin(before, players.fingerprint, sweep)
+    done = {one.key for one in before.trajectories if one.status != "error"}
+    missing = [task for task in sweep.tasks if f"{task.task_id}#0" not in done]
+    distributed.barrier(f"the reading of the shards of {sweep.what}")  # before anyone appends to one
+    own = missing[distributed.rank :: distributed.world_size]
+    bar = context.progress(len(sweep.tasks), sweep.what, "episode")
+    bar.update(len(sweep.tasks) - len(missing))
+    times = PlayTimes()
+    restarts = players.pool.num_restarts
+    generator = _make_generator(context, players, sweep.temperature, len(own))
+    with ShardWriter(shard_path(sweep.folder, distributed.rank, sweep.prefix)) as shard:
+        _play_own(context, players, sweep, own, generator, shard, bar, times)
+    bar.close()
+    distributed.barrier(f"the episodes of {sweep.what}")
+    numbers = [times.generation_s, times.environment_wait_s, times.total_s, times.environment_s]
+    counts = [
+        len(own),
+        players.pool.num_restarts - restarts,
+        generator.num_prompt_tokens,
+        generator.num_response_tokens,
+    ]
+    *numbers, played, restarts, prompt, response = distributed.sum(numbers + counts, f"the times of {sweep.what}")
+    after = read_shards(sweep.folder, sweep.prefix) if distributed.is_main else Shards((), 0, 0)
+    return SweepResult(
+        trajectories=_wanted(after, sweep) if distributed.is_main else (),
+        num_duplicates=after.num_duplicates,
+        num_played=int(played),
+        num_restarts=int(restarts),
+        prompt_tokens=int(prompt),
+        response_tokens=int(response),
+        times=PlayTimes(*(number / distributed.world_size for number in numbers)),
+    )
+
+
+def _play_own(
+    context: Context,
+    players: Players,
+    sweep: Sweep,
+    own: Sequence[Task],
+    generator: Generator,
+    shard: ShardWriter,
+    bar: Any,
+    times: PlayTimes,
+) -> None:
+    config, distributed = context.config, context.distributed
+    renderer = PromptRenderer(
+        players.tokenizer,
+        context.adapter,
+        config.env.history_length,
+        config.env.prompt_tokens,
+        config.model.chat_template,
+    )
+    settings = PlaySettings(
+        run_seed=config.run.seed,
+        seed_name=sweep.seed_name,
+        iteration=sweep.iteration,
+        policy=players.fingerprint,
+        max_turns=config.env.max_turns,
+        max_error_share=config.rollout.max_error_share,
+    )
+    num_done = num_won = num_turns = num_invalid = 0
+    for trajectory in play([(task, 0) for task in own], players.pool, generator, renderer, settings, times):
+        shard.append(trajectory)
+        num_done += 1
+        num_won += trajectory.success
+        num_turns += len(trajectory.turns)
+        num_invalid += sum(not turn.valid for turn in trajectory.turns)
+        bar.update(distributed.world_size)  # rank 0 shows the bar; the others are about as far
+        bar.note(
+            success=f"{num_won / num_done:.2f}",
+            turns=num_turns,
+            invalid=f"{num_invalid / max(1, num_turns):.2f}",
+            tokens_s=f"{generator.num_response_tokens / max(times.total_s, 1e-9):.0f}",
+        )
+
+
+def _make_generator(context: Context, players: Players, temperature: float, num_tasks: int) -> Generator:
+    config, causal_lm = context.config, players.policy.causal_lm
+    return Generator(
+        causal_lm,
+        slots=max(1, min(config.rollout.slots, num_tasks)),
+        max_prompt=config.env.prompt_tokens,
+        max_response=config.env.response_tokens,
+        temperature=temperature,
+        banned_ids=players.policy.value_ids.tolist(),
+        stop_ids=stop_ids(players.tokenizer, causal_lm.generation_config),
+    )
+
+
+def _check_origin(shards: Shards, fingerprint: str, sweep: Sweep) -> None:
+    """Refuse to add to trajectories of other weights or another temperature."""
+    for one in shards.trajectories:
+        if one.policy != fingerprint or one.temperature != sweep.temperature:
+            raise RecordError(
+                f"{sweep.folder}: trajectory {one.key} was sampled by policy {one.policy} at temperature "
+                f"{one.temperature:g}; now it is {fingerprint} at {sweep.temperature:g}; delete the folder to play anew"
+            )
+
+
+def _wanted(shards: Shards, sweep: Sweep) -> tuple[Trajectory, ...]:
+    """The sweep's trajectories, all there; shards of an earlier, larger sweep may hold more."""
+    found = {one.task_id: one for one in shards.trajectories if one.sample == 0}
+    lost = [task.task_id for task in sweep.tasks if task.task_id not in found]
+    if lost:
+        raise RecordError(
+            f"{sweep.folder}: {len(lost)} of {len(sweep.tasks)} trajectories are not in the shards ({lost[0]}, ...); "
+            "with several machines the run directory must be on a shared disk"
+        )
+    return tuple(found[task_id] for task_id in sorted(task.task_id for task in sweep.tasks))
