@@ -124,13 +124,13 @@ def write_scores(path: Path, scores: Sequence[Scores]) -> None:
     }
     if scores and scores[0].ref_logprobs is not None:
         tensors["ref_logprobs"] = flat([one.ref_logprobs for one in scores])
-    metadata = {
-        "keys": json.dumps([one.key for one in scores]),
-        "num_turns": json.dumps([len(one.values) for one in scores]),
-        "num_tokens": json.dumps([len(one.old_logprobs) for one in scores]),
+    contents = {
+        "keys": [one.key for one in scores],
+        "num_turns": [len(one.values) for one in scores],
+        "num_tokens": [len(one.old_logprobs) for one in scores],
     }
-    with atomic_path(path) as temporary:
-        save_file(tensors, str(temporary), metadata=metadata)
+    with atomic_path(path) as temporary:  # one metadata entry: safetensors writes several in random order
+        save_file(tensors, str(temporary), metadata={"contents": json.dumps(contents)})
 
 
 def read_scores(folder: Path) -> dict[str, Scores]:
@@ -143,7 +143,7 @@ def read_scores(folder: Path) -> dict[str, Scores]:
     for path in sorted(Path(folder).glob(SCORES_PATTERN)):
         try:
             with safe_open(str(path), framework="pt") as file:
-                metadata = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+                metadata = json.loads((file.metadata() or {})["contents"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             counts = {"values": metadata["num_turns"], "old_logprobs": metadata["num_tokens"]}
             counts |= {"q_values": counts["values"], "ref_logprobs": counts["old_logprobs"]}

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from runtime.microbatches import token_batch
+from runtime.records import RecordError
+from runtime.rows import turn_rows
+from runtime.scoring import (
+    check_ids,
+    deal_trajectories,
+    read_scores,
+    score_trajectories,
+    scores_path,
+    write_scores,
+)
+from tests.tiny_policies import NEGATIVE, POSITIVE, VOCABULARY, policy
+from tests.trajectories import trajectory
+
+
+@pytest.mark.parametrize("token_budget", [1, 60, 10_000])
+def test_scores_are_those_of_each_turn_alone(token_budget):
+    model = policy(temperature=0.6, value_temperature=6.0)
+    trajectories = [trajectory("a", 3), trajectory("b", 1), trajectory("c", 5)]
+    done = []
+    scores = score_trajectories(model, trajectories, token_budget, "cpu", done.append)
+    assert sum(done) == 9 and list(scores) == ["a#0", "b#0", "c#0"]
+    for one in trajectories:
+        logprobs, values, q_values = [], [], []
+        for row in turn_rows(one):
+            with torch.no_grad():
+                output = model(token_batch([row]))
+            logprobs += output.logprobs.tolist()
+            values.append(10.0 * min(max(output.value_margins.item() / 6.0, -1.0), 1.0))  # V = r_max clip(m / tau_v)
+            q_values.append(10.0 * min(max(output.q_margins.item() / 6.0, -1.0), 1.0))
+        assert scores[one.key].old_logprobs == pytest.approx(logprobs, abs=5e-6)
+        assert scores[one.key].values == pytest.approx(values, abs=1e-5)
+        assert scores[one.key].q_values == pytest.approx(q_values, abs=1e-5)
+        assert scores[one.key].ref_logprobs is None
+
+
+def test_scores_survive_the_file(tmp_path):
+    model = policy()
+    trajectories = [trajectory("a", 3), trajectory("b", 1), trajectory("c", 5)]
+    scores = score_trajectories(model, trajectories, 100, "cpu")
+    write_scores(scores_path(tmp_path, 0), [scores["b#0"], scores["a#0"]])
+    write_scores(scores_path(tmp_path, 1), [scores["c#0"]])
+    write_scores(scores_path(tmp_path, 2), [])
+    assert read_scores(tmp_path) == scores
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
+def test_damaged_scores_are_named(tmp_path, kept):
+    scores = score_trajectories(policy(), [trajectory("a", 3)], 100, "cpu")
+    path = scores_path(tmp_path, 0)
+    write_scores(path, list(scores.values()))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(RecordError, match="scores-00000.safetensors"):
+        read_scores(tmp_path)
+
+
+def test_dealing_is_even_complete_and_deterministic():
+    trajectories = [trajectory(f"task-{index}", 1 + index % 7) for index in range(40)]
+    cost = lambda hand: sum(len(t.prompt_ids) + len(t.response_ids) for one in hand for t in one.turns)  # noqa: E731
+    hands = deal_trajectories(trajectories, 3)
+    assert sorted(one.key for hand in hands for one in hand) == sorted(one.key for one in trajectories)
+    assert max(map(cost, hands)) - min(map(cost, hands)) <= max(cost([one]) for one in trajectories)
+    assert deal_trajectories(trajectories[::-1], 3) == hands
+    assert [len(hand) for hand in deal_trajectories(trajectories[:2], 3)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ({"response_ids": (4, POSITIVE)}, "value token 35"),
+        ({"prompt_ids": (NEGATIVE,)}, "value token 36"),
+        ({"response_ids": (VOCABULARY,)}, "id 37"),
+    ],
+)
+def test_ids_that_cannot_be_are_refused(ids, match):
+    good = trajectory("a", 2)
+    check_ids([good], (POSITIVE, NEGATIVE), VOCABULARY)
+    bad = replace(good, turns=(good.turns[0], replace(good.turns[1], **ids)))
+    with pytest.raises(RecordError, match=f"a#0 turn 1: .*{match}"):
+        check_ids([bad], (POSITIVE, NEGATIVE), VOCABULARY)
