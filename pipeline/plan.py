@@ -115,13 +115,13 @@ def _judge(step: Name, facts: Facts, manifests: Manifests, newest: int) -> Step:
         return Step(stage, iteration, "stale", "it was made with other settings than config.yaml holds")
     for name, maker in input_makers(step, facts).items():
         made = manifests.get(maker)
+        if stage == EXPORT and (made is None or manifest.inputs.get(name) != made.digest):
+            return _judge_missing(step, facts, manifests, newest)
         if made is None:
-            if iteration < newest or (stage != EXPORT and iteration == newest):
+            if iteration <= newest:
                 continue  # old rollouts may be deleted by hand: nothing reads them
             return Step(stage, iteration, "stale", f"the {name} it was made from ({_shown(maker)}) is gone")
         if manifest.inputs.get(name) != made.digest:
-            if stage == EXPORT:
-                return _judge_missing(step, facts, manifests, newest)
             return Step(stage, iteration, "stale", f"it was made from another {name} than {_shown(maker)} made")
     if stage == "evaluate" and sweep(iteration, facts) == FULL and manifest.inputs.get("sweep") == SAMPLE:
         return _judge_missing(step, facts, manifests, newest)
