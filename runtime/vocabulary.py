@@ -69,7 +69,7 @@ def read_value_tokens(folder: str | Path) -> ValueTokens:
         raise ModelFilesError(f"{path}: fingerprint must be a text, found {tokens.fingerprint!r}")
     rows = read_json(Path(folder) / "config.json").get("vocab_size")
     if type(rows) is int and max(ids) >= rows:
-        raise ModelFilesError(f"{path}: id {max(ids)}, but config.json has vocab_size {rows}; it belongs to another model")
+        raise ModelFilesError(f"{path}: id {max(ids)}, but config.json has vocab_size {rows}; reserve the model again")
     return tokens
 
 

@@ -132,7 +132,7 @@ def read_weights(folder: Path) -> list[WeightFile]:
     files = {name: read_weight_file(folder / name) for name in names}
     for tensor, name in weight_map.items():
         if tensor not in files[name].tensors:
-            raise ModelFilesError(f"{folder / name}: lacks tensor {tensor} that the index promises; copy the model again")
+            raise ModelFilesError(f"{folder / name}: lacks tensor {tensor} of the index; copy the model again")
     return list(files.values())
 
 
