@@ -24,8 +24,8 @@ def action_log_softmax(logits: torch.Tensor, banned: torch.Tensor, temperature: 
         banned: ids outside W_act (the two value tokens), int64 [2].
         temperature: the rollout's sampling temperature, > 0.
     """
-    scaled = logits.to(torch.float32) / temperature
-    return scaled.index_fill(1, banned, float("-inf")).log_softmax(dim=1)
+    scaled = logits.to(torch.float32) / temperature  # a copy, so the caller's logits stay
+    return scaled.index_fill_(1, banned, float("-inf")).log_softmax(dim=1)
 
 
 def action_logprobs(
@@ -68,7 +68,7 @@ class _ActionLogprobs(torch.autograd.Function):
             part = slice(start, start + chunk)
             log_pi = action_log_softmax(hidden[part] @ weight.t(), banned, temperature)
             logprobs[part] = log_pi.gather(1, token_ids[part, None]).squeeze(1)
-            entropies[part] = _entropy(log_pi, banned)
+            entropies[part] = _probabilities_and_entropy(log_pi, banned)[1]
         return logprobs, entropies
 
     @staticmethod
@@ -79,9 +79,7 @@ class _ActionLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
             log_pi = action_log_softmax(hidden[part] @ weight.t(), banned, ctx.temperature)
-            entropy = _entropy(log_pi, banned)
-            pi = log_pi.exp()
-            log_pi.index_fill_(1, banned, 0.0)
+            pi, entropy = _probabilities_and_entropy(log_pi, banned)
             # in place from here on: one chunk's buffers are the peak of the whole pass
             log_pi.add_(entropy[:, None]).mul_(grad_entropies[part, None]).add_(grad_logprobs[part, None])
             grad_logits = pi.mul_(log_pi).neg_()
@@ -93,9 +91,11 @@ class _ActionLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _entropy(log_pi: torch.Tensor, banned: torch.Tensor) -> torch.Tensor:
-    finite = log_pi.index_fill(1, banned, 0.0)  # exp(-inf) * -inf would be NaN
-    return -(log_pi.exp() * finite).sum(dim=1)
+def _probabilities_and_entropy(log_pi: torch.Tensor, banned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """pi [n, V] and its entropy [n]. Changes `log_pi`: 0 at the banned ids, since 0 * -inf would be NaN."""
+    pi = log_pi.exp()
+    log_pi.index_fill_(1, banned, 0.0)
+    return pi, -torch.linalg.vecdot(pi, log_pi)
 
 
 def value_margins(hidden: torch.Tensor, weight: torch.Tensor, value_ids: torch.Tensor) -> torch.Tensor:

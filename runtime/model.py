@@ -127,8 +127,8 @@ class Policy(nn.Module):
         response = batch.response_mask.flatten().nonzero().squeeze(1)
         boundaries = torch.cat((batch.turn_start - 1, batch.turn_end))
         logprobs, entropies, margins = self.causal_lm.get_output_embeddings()(
-            hidden[response - 1],
-            boundaries=hidden[boundaries],
+            hidden.index_select(0, response - 1),  # its backward is faster than that of hidden[...]
+            boundaries=hidden.index_select(0, boundaries),
             token_ids=batch.input_ids.flatten()[response],
             value_ids=self.value_ids,
             temperature=self.temperature,

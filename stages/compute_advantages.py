@@ -38,7 +38,8 @@ from runtime.targets import AdvantageStats, normalise_advantages, turn_targets
 from stages.context import Context, StageResult
 
 if TYPE_CHECKING:
-    from pipeline.config import AdvantageConfig
+    from pipeline.config import AdvantageConfig, Config, ValueConfig
+    from runtime.vocabulary import ValueTokens
 
 
 def run(context: Context, recompute: bool = False) -> StageResult:
@@ -102,6 +103,7 @@ def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -
             temperature=config.rollout.temperature,
             device=device,
         )
+        check_readout(policy.value_tokens, config.value, directory)
         check_ids(trajectories, policy.value_ids.tolist(), policy.causal_lm.get_output_embeddings().weight.shape[0])
         bar = context.progress(sum(len(one.turns) for one in own), what, "turn")
         scores = score_trajectories(policy, own, budget, device, bar.update)
@@ -127,6 +129,19 @@ def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -
         scores = {key: replace(one, ref_logprobs=referred[key].old_logprobs) for key, one in scores.items()}
     write_scores(scores_path(folder, distributed.rank), [scores[one.key] for one in own])
     return seconds
+
+
+def check_readout(tokens: ValueTokens, value: ValueConfig, directory: Path) -> None:
+    """The readout that the policy was made for is the one that the loss will use.
+
+    Raises:
+        RecordError: they differ.
+    """
+    if (tokens.r_max, tokens.temperature) != (value.r_max, value.temperature):
+        raise RecordError(
+            f"{directory}: its value tokens are for r_max {tokens.r_max}, temperature {tokens.temperature}; the run's "
+            f"settings are {value.r_max}, {value.temperature}: start a new run, which reserves them anew"
+        )
 
 
 def _check_scores(
@@ -191,7 +206,7 @@ def batch_metrics(stats: AdvantageStats) -> dict[str, float]:
     }
 
 
-def value_metrics(trajectories: Sequence[Trajectory], targets: Sequence[Targets], config) -> dict[str, float]:
+def value_metrics(trajectories: Sequence[Trajectory], targets: Sequence[Targets], config: Config) -> dict[str, float]:
     """How V and Q of the policy that sampled agree with the lambda-returns, and with the plain discounted ones.
 
     The lambda-return has V in it, the plain one (suffix _plain) has not. Left out where there is no variance.

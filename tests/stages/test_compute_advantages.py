@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import AdvantageConfig, Config, EnvConfig, ModelConfig, OptimizeConfig
+from pipeline.config import AdvantageConfig, Config, EnvConfig, ModelConfig, OptimizeConfig, ValueConfig
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
 from runtime.model import load_policy, policy_fingerprint
@@ -181,6 +181,13 @@ def test_rollouts_of_another_policy_are_refused(prepared):
     context, _ = prepared
     save_policy(causal_lm(seed=7), context.paths.policy(1))
     with pytest.raises(RecordError, match="was sampled by policy"):
+        run(context)
+
+
+def test_value_tokens_for_another_readout_are_refused(prepared):
+    context, _ = prepared
+    context.config = replace(CONFIG, value=ValueConfig(r_max=5.0))
+    with pytest.raises(RecordError, match="r_max 10.0"):
         run(context)
 
 
