@@ -111,20 +111,24 @@ class ShardWriter:
             self._file.close()
             raise RecordError(f"{self.path}: another process is writing this shard; stop it first") from None
         self.num_torn_bytes = _cut_torn_tail(self._file)
-        flush_to_disk(self.path.parent)
+        if self._file.tell() == 0:
+            flush_to_disk(self.path.parent)  # the name of a new file
+        self._unsynced = self.num_torn_bytes > 0
         self._synced_at = time.monotonic()
 
     def append(self, trajectory: Trajectory) -> None:
         """Add one line. It outlives a kill of the process at once, a power cut after SYNC_SECONDS or `sync`."""
         self._file.write(to_line(to_json(trajectory), f"{self.path}: trajectory {trajectory.key}"))
         self._file.flush()
+        self._unsynced = True
         if time.monotonic() - self._synced_at > SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Return once everything appended is on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._unsynced:
+            os.fsync(self._file.fileno())
+        self._unsynced = False
         self._synced_at = time.monotonic()
 
     def close(self) -> None:

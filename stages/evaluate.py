@@ -85,9 +85,9 @@ def stratified(tasks: Sequence[Task], count: int) -> list[Task]:
     places: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
         places.setdefault(task.task_type, []).append(index)
-    exact = {kind: count * len(indices) / len(tasks) for kind, indices in places.items()}
-    quota = {kind: math.floor(share) for kind, share in exact.items()}
-    by_remainder = sorted(places, key=lambda kind: quota[kind] - exact[kind])  # stable: ties keep the split's order
+    quota = {kind: count * len(indices) // len(tasks) for kind, indices in places.items()}
+    remainder = {kind: count * len(indices) % len(tasks) for kind, indices in places.items()}
+    by_remainder = sorted(places, key=lambda kind: -remainder[kind])  # stable: ties keep the split's order
     for kind in by_remainder[: count - sum(quota.values())]:
         quota[kind] += 1
     chosen = sorted(index for kind, indices in places.items() for index in indices[: quota[kind]])

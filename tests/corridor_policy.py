@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from runtime.generation import Generator
+from runtime.vocabulary import ValueTokens, write_value_tokens
 from tests.corridor import ACTIONS, CorridorAdapter
 
 SPECIALS = ["<pad>", "<end>", "<unknown>", "<plus>", "<minus>"]
@@ -42,3 +45,19 @@ def make_generator(model, tokenizer, slots: int = 4, max_response: int = 2, temp
     speakable = {tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(word) for word in ACTIONS)}
     banned = [index for index in range(len(tokenizer)) if index not in speakable]
     return Generator(model, slots, 96, max_response, temperature, banned, [tokenizer.eos_token_id])
+
+
+def make_policy_folder(folder: Path, seed: int = 0) -> None:
+    """A policy as the pipeline keeps it. Its head favours the three actions and the end, else it would only babble."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    with torch.no_grad():
+        head = torch.zeros_like(model.lm_head.weight)
+        speakable = [tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(word) for word in ACTIONS)]
+        head[speakable] = torch.randn(len(speakable), head.shape[1], generator=torch.Generator().manual_seed(seed)) * 4
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    plus, minus = tokenizer.convert_tokens_to_ids(["<plus>", "<minus>"])
+    write_value_tokens(folder, ValueTokens(plus, minus, r_max=10.0, temperature=1.0, fingerprint="test"))
