@@ -279,7 +279,14 @@ class TrainingEngine:
                 f"{folder}: written by {record['world_size']} ranks, {self.distributed.world_size} are running, and "
                 f"the conversion failed ({fault}); start with {record['world_size']} ranks"
             )
+        optimizer = self._engine.basic_optimizer
+        own = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
         self._load(converted, UNIVERSAL_TAG, record)
+        # DeepSpeed 0.19 gives every group the first one's weight decay, and all states one shared step tensor.
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        for state in optimizer.state.values():
+            state["step"] = torch.as_tensor(state["step"]).clone()
         self.distributed.barrier("the loaded engine checkpoint")
         if self.distributed.is_main:
             shutil.rmtree(converted, ignore_errors=True)
