@@ -16,6 +16,7 @@ from env_adapters.alfworld.expert import Searcher, wanted_of
 from env_adapters.alfworld.games import (
     REAL_FOLDERS,
     REAL_VERSION_FOLDER,
+    TRANSLATION_VERSION,
     GeneratedGames,
     RealGames,
     installed_logic,
@@ -113,6 +114,7 @@ class AlfworldAdapter:
         options = self.options
         return {
             "generator": GENERATOR_VERSION,
+            "format": TRANSLATION_VERSION,
             "textworld": TESTED_TEXTWORLD,
             "scene": options.scene,
             "grammar": options.grammar,
@@ -213,22 +215,26 @@ class AlfworldEnvironment:
         self._success_reward = success_reward
         self._expert_form = expert_form
         self._slot = EngineSlot()
-        self._solutions: dict[str, tuple[Mapping[str, Any], list[str]]] = {}  # task id -> (traj, walkthrough)
         self._task: Task | None = None
         self._ended = True
 
     def reset(self, task: Task) -> Observation:
-        if task.task_id not in self._solutions or not self._slot.cached(task.task_id):
+        key = self._games.key(task)
+        known = self._slot.known(key)
+        if known is None:
             stored = self._games.read(task)
-            self._slot.load(task.task_id, stored.data, stored.translation)
-            self._solutions[task.task_id] = (stored.traj, list(stored.data.get("walkthrough") or ()))
-        intro = self._slot.reset(task.task_id)
+            notes = wanted_of(stored.traj), tuple(stored.data.get("walkthrough") or ())
+            self._slot.load(key, stored.data, stored.translation, notes)
+            known = self._slot.known(key)
+        intro = self._slot.reset(key)
         text, _, goal = intro.replace(WELCOME, "").partition(TASK_WORDS)
         self._task, self._goal, self._ended = task, goal.strip(), False
-        traj, self._walkthrough = self._solutions[task.task_id]
+        wanted, self._walkthrough = known.notes
         self._followed = 0  # how many walkthrough actions were played, or -1 once another one was
-        self._searcher = Searcher(wanted_of(traj), task.task_id)
-        self._searcher.watch(intro)
+        use_searcher = self._expert_form == "searcher" and wanted is not None
+        self._searcher = Searcher(wanted, task.task_id) if use_searcher else None
+        if self._searcher:
+            self._searcher.watch(intro)
         return self._observe(text.strip())
 
     def _observe(self, text: str) -> Observation:
@@ -243,7 +249,8 @@ class AlfworldEnvironment:
         if not parsed.valid:
             return StepResult(self._observe(NOTHING_HAPPENS), 0.0, False, "", False)
         feedback = self._slot.step(parsed.action)
-        self._searcher.watch(feedback)
+        if self._searcher:
+            self._searcher.watch(feedback)
         self._follow(parsed.action)
         self._ended = self._slot.won
         reward = self._success_reward if self._ended else 0.0
@@ -258,9 +265,11 @@ class AlfworldEnvironment:
     def expert_action(self) -> str | None:
         if self._task is None or self._ended:
             return None
-        if self._expert_form == "searcher":
+        if self._searcher:
             return self._searcher.act(self._slot.admissible)
-        return self._walkthrough[self._followed] if 0 <= self._followed < len(self._walkthrough) else None
+        if self._expert_form == "walkthrough" and 0 <= self._followed < len(self._walkthrough):
+            return self._walkthrough[self._followed]
+        return None
 
     def close(self) -> None:
         self._slot.close()

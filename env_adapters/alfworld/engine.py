@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import re
 import sys
+import zlib
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +34,9 @@ TESTED_TEXTWORLD = "1.7.0"
 INSTALL_HINT = "pip install 'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
 NOTHING_HAPPENS = "Nothing happens."
 
-MAX_CACHED_GAMES = 512  # about 60-200 kB each with their transitions in tiny scenes
-MAX_CACHED_STATES = 100_000  # over all games of a slot; about 1 kB each
+MAX_CACHED_GAMES = 512  # a process; about 0.1 MB each in tiny scenes, 0.5 MB in full ones
+MAX_CACHED_STATES = 20_000  # over all these games; about 5 kB each with the operators that lead there
+MAX_MEMENTOS = 100_000  # TextWorld keeps every proposition ever made, for ever: about 1 kB each
 
 
 def require_engine() -> None:
@@ -72,26 +75,29 @@ class Translation:
     conditions: frozenset[str]  # predicates that any action, axiom or the goal asks about
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "sas": self.sas,
-            "objects": self.objects,
-            "facts": self.facts,
-            "parameters": dict(self.parameters),
-            "types": self.types,
-            "conditions": sorted(self.conditions),
-        }
+        domain = {"parameters": dict(self.parameters), "types": self.types, "conditions": sorted(self.conditions)}
+        # A text of its own: it is the same for all games of a domain, so that readers can share what they parse.
+        return {"sas": self.sas, "objects": self.objects, "facts": self.facts, "domain": json.dumps(domain)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Translation:
-        pairs = functools.partial(map, tuple)
+        parameters, types, conditions = _domain_facts(value["domain"])
         return cls(
             sas=value["sas"],
-            objects=tuple(pairs(value["objects"])),
+            objects=tuple(map(tuple, value["objects"])),
             facts=tuple((name, tuple(args)) for name, args in value["facts"]),
-            parameters={name: tuple(pairs(found)) for name, found in value["parameters"].items()},
-            types=tuple((name, tuple(supertypes)) for name, supertypes in value["types"]),
-            conditions=frozenset(value["conditions"]),
+            parameters=parameters,
+            types=types,
+            conditions=conditions,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _domain_facts(text: str) -> tuple[dict, tuple, frozenset]:
+    value = json.loads(text)
+    parameters = {name: tuple(map(tuple, found)) for name, found in value["parameters"].items()}
+    types = tuple((name, tuple(supertypes)) for name, supertypes in value["types"])
+    return parameters, types, frozenset(value["conditions"])
 
 
 def translate(domain: str, problem: str) -> Translation:
@@ -325,15 +331,18 @@ class _Operator:
 
 
 class LoadedGame:
-    """A translated game with everything that was learnt of it so far."""
+    """A translated game with everything that was learnt of it so far. `notes` are the caller's, kept beside it."""
 
-    def __init__(self, key: str, data: Mapping[str, Any], translation: Translation) -> None:
+    def __init__(self, data: Mapping[str, Any], translation: Translation, notes: Any) -> None:
         from textworld.generator.game import EntityInfo
         from textworld.logic import Type
 
-        self.key = key
-        self.translation = translation
-        self.sas = translation.sas.encode("utf-8")
+        self.notes = notes
+        self.parameters = translation.parameters
+        self._sas = zlib.compress(translation.sas.encode("utf-8"), 1)  # read at misses only: 40 kB to 4
+        self._initial: Any = None
+        self._initial_facts = translation.facts
+        self._facts_by_atom: dict[str, Any] = {}
         self.logic, rules = load_logic(data["pddl_domain"], data["grammar"])
         for name, supertypes in translation.types:
             if name not in self.logic.types._types:
@@ -350,6 +359,7 @@ class LoadedGame:
         self.nodes: dict[int, Node] = {}
         self.fact_bits: dict[Any, int] = {}
         self.intro = ""
+        self.kept = False  # whether a cache counts its states
         self.root: Node | None = None
         templates = [action.template for action in self.logic.actions.values()]
         conditions = [rule.condition for group in rules.values() for rule in group if rule.condition]
@@ -358,20 +368,71 @@ class LoadedGame:
         self.asked = translation.conditions | _queried_predicates(conditions)
         self.template_queries = {t: _queried_predicates(_QUERY_IN_TEMPLATE.findall(t)) for t in templates}
 
+    @property
+    def sas(self) -> bytes:
+        return zlib.decompress(self._sas)
+
+    def fact(self, atom: Any) -> Any:
+        """TextWorld's proposition for an atom of the library."""
+        name = atom.name
+        found = self._facts_by_atom.get(name)
+        if found is None:
+            found = self._facts_by_atom[name] = atom.get_fact(self.name2type)
+        return found
+
+    def initial_state(self, atoms: Callable[[], Iterable[Any]]) -> Any:
+        """A fresh copy of TextWorld's state at the start; `atoms` asks the library, the first time only."""
+        if self._initial is None:
+            self._initial = _new_state(self, self._initial_facts, atoms())
+            self._initial_facts = ()
+        return _copy_state(self._initial)
+
+
+class GameCache:
+    """Games known in this process, the least recently played forgotten first. Slots share it."""
+
+    def __init__(self) -> None:
+        self._games: OrderedDict[str, LoadedGame] = OrderedDict()
+        self.num_states = 0
+
+    def get(self, key: str) -> LoadedGame | None:
+        if key in self._games:
+            self._games.move_to_end(key)
+        return self._games.get(key)
+
+    def add(self, key: str, game: LoadedGame) -> None:
+        from mementos import core as mementos
+
+        while self._games and (len(self._games) >= MAX_CACHED_GAMES or self.num_states > MAX_CACHED_STATES):
+            _, dropped = self._games.popitem(last=False)
+            dropped.kept = False
+            self.num_states -= len(dropped.nodes)
+        if len(mementos._memento_cache) > MAX_MEMENTOS:
+            mementos._memento_cache.clear()  # they compare by value: what is still in use stays right
+        self._games[key] = game
+        game.kept = True
+
+    def clear(self) -> None:
+        self._games.clear()
+        self.num_states = 0
+
+
+_SHARED = GameCache()
+
 
 class EngineSlot:
     """A live engine: one fast-downward library, many games after each other. Not thread-safe.
 
-    The library is a private 33 MB copy that stays mapped for life, so keep a slot and `load` games into it.
+    The library is a private 33 MB copy that stays mapped for life (the system shares what is not written, about
+    1-3 MB a slot remain), so keep a slot and `load` games into it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: GameCache | None = None) -> None:
         require_engine()
         import fast_downward
 
         self._downward = fast_downward.load_lib()
-        self._games: OrderedDict[str, LoadedGame] = OrderedDict()
-        self._num_states = 0
+        self._cache = _SHARED if cache is None else cache
         self._game: LoadedGame | None = None
         self._node: Node | None = None
         self._path: list[tuple[int, int]] = []  # operators since the start of the episode
@@ -381,23 +442,24 @@ class EngineSlot:
         self.misses = 0
 
     # -- episode ---------------------------------------------------------------------------------------------
-    def cached(self, key: str) -> bool:
-        """Whether `reset(key)` would need neither file nor translation."""
-        return key in self._games
+    def load(self, key: str, data: Mapping[str, Any], translation: Translation, notes: Any = None) -> None:
+        """Make a game known under `key`, which must name its content wherever it comes from."""
+        if self._cache.get(key) is None:
+            self._cache.add(key, LoadedGame(data, translation, notes))
 
-    def load(self, key: str, data: Mapping[str, Any], translation: Translation) -> None:
-        """Make a game known under `key`; the oldest games are forgotten beyond the limits."""
-        if key in self._games:
-            return
-        while self._games and (len(self._games) >= MAX_CACHED_GAMES or self._num_states > MAX_CACHED_STATES):
-            _, dropped = self._games.popitem(last=False)
-            self._num_states -= len(dropped.nodes)
-        self._games[key] = LoadedGame(key, data, translation)
+    def use(self, cache: GameCache) -> None:
+        """Take games from another cache from now on."""
+        self._cache = cache
+
+    def known(self, key: str) -> LoadedGame | None:
+        """The game, if `reset(key)` needs neither file nor translation."""
+        return self._cache.get(key)
 
     def reset(self, key: str) -> str:
         """Start an episode of a known game and return the stock engine's intro text."""
-        self._game = self._games[key]
-        self._games.move_to_end(key)
+        self._game = self._cache.get(key)
+        if self._game is None:
+            raise EnvironmentFault(f"engine: game {key!r} is not loaded; call load first")
         self._path, self._applied = [], -1
         if self._game.root is None:
             self._synchronise()
@@ -432,24 +494,26 @@ class EngineSlot:
         return edge.feedback
 
     def close(self) -> None:
-        """Forget the games. The library stays mapped: unmapping it crashes the process at exit."""
-        self._games.clear()
+        """End the episode. The library stays mapped: unmapping it crashes the process at exit."""
         self._game = self._node = self._state = None
 
     # -- the library -----------------------------------------------------------------------------------------
     def _synchronise(self) -> None:
         """Bring the library and the facts to the end of the path."""
         if self._applied < 0:
-            from textworld.envs.pddl.logic import Atom
-
             self._downward.load_sas(self._game.sas)
-            atoms = (Atom * self._downward.get_state_size())()
-            self._downward.get_state(atoms)
-            self._state = _new_state(self._game, atoms)
+            self._state = self._game.initial_state(self._atoms)
             self._applied = 0
         for operator in self._path[self._applied :]:
             self._apply(operator)
         self._applied = len(self._path)
+
+    def _atoms(self) -> Iterable[Any]:
+        from textworld.envs.pddl.logic import Atom
+
+        atoms = (Atom * self._downward.get_state_size())()
+        self._downward.get_state(atoms)
+        return atoms
 
     def _apply(self, operator: tuple[int, int]) -> None:
         from textworld.envs.pddl.logic import Atom
@@ -458,7 +522,7 @@ class EngineSlot:
         effects = (Atom * num_effects)()
         self._downward.apply_operator(number, effects)
         for effect in effects:
-            fact = effect.get_fact(self._game.name2type)
+            fact = self._game.fact(effect)
             self._state.remove_fact(fact.negate())
             self._state.add_fact(fact)
 
@@ -494,7 +558,7 @@ class EngineSlot:
                 commands.setdefault(self._command(operator.name), operator.name)
             node = Node(tuple(sorted(commands)), commands, bool(self._downward.check_goal()))
             self._game.nodes[key] = node
-            self._num_states += 1
+            self._cache.num_states += self._game.kept
         return node
 
     def _state_key(self) -> int:
@@ -519,7 +583,7 @@ class EngineSlot:
         from textworld.logic import Placeholder, Variable
 
         action, *arguments = name.split()
-        parameters = self._game.translation.parameters[action]
+        parameters = self._game.parameters[action]
         mapping = {Placeholder(p, t): Variable(a, t) for (p, t), a in zip(parameters, arguments, strict=False)}
         variables = {p.name: self._game.entities[v.name] for p, v in mapping.items()}
         rules = self._game.logic.actions[action]
@@ -537,11 +601,24 @@ def _changing_predicates(domain: str) -> frozenset[str]:
     return frozenset(name for effect in effects for name in re.findall(r"\(\s*([\w-]+)", effect))
 
 
-def _new_state(game: LoadedGame, atoms: Any) -> Any:
+def _new_state(game: LoadedGame, facts: Iterable[tuple[str, tuple[str, ...]]], atoms: Iterable[Any]) -> Any:
     """TextWorld's PddlState at the start of an episode, made from a kept translation instead of a new one."""
-    from textworld.envs.pddl.logic import PddlState
     from textworld.logic import Proposition, Variable
 
+    state = _empty_state(game)
+    for predicate, arguments in facts:
+        state.add_fact(Proposition(predicate, [Variable(a, game.name2type[a]) for a in arguments]))
+    for atom in atoms:
+        fact = game.fact(atom)
+        if not fact.is_negation:
+            state.add_fact(fact)
+    return state
+
+
+def _empty_state(game: LoadedGame) -> Any:
+    from textworld.envs.pddl.logic import PddlState
+
+    # Its constructor would translate; these are the fields that it sets for the facts.
     state = PddlState.__new__(PddlState)
     state._facts = defaultdict(set)
     state._vars_by_name = {}
@@ -549,10 +626,14 @@ def _new_state(game: LoadedGame, atoms: Any) -> Any:
     state._var_counts = Counter()
     state._logic = game.logic
     state.name2type = game.name2type
-    for predicate, arguments in game.translation.facts:
-        state.add_fact(Proposition(predicate, [Variable(a, game.name2type[a]) for a in arguments]))
-    for atom in atoms:
-        fact = atom.get_fact(game.name2type)
-        if not fact.is_negation:
-            state.add_fact(fact)
     return state
+
+
+def _copy_state(state: Any) -> Any:
+    copy = type(state).__new__(type(state))
+    copy._facts = defaultdict(set, {signature: set(facts) for signature, facts in state._facts.items()})
+    copy._vars_by_name = dict(state._vars_by_name)
+    copy._vars_by_type = defaultdict(set, {kind: set(found) for kind, found in state._vars_by_type.items()})
+    copy._var_counts = Counter(state._var_counts)
+    copy._logic, copy.name2type = state._logic, state.name2type
+    return copy

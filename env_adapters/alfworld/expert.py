@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 _TRANSFORM = {
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
@@ -37,13 +38,14 @@ class Wanted:
     receptacle: str  # the lamp's class for look_at_obj_in_light
 
 
-def wanted_of(traj: dict) -> Wanted:
-    """The goal as traj_data.json states it."""
-    parameters = traj["pddl_params"]
-    target = parameters["toggle_target"] or parameters["parent_target"]
-    if traj["task_type"] != "look_at_obj_in_light":
-        target = parameters["parent_target"]
-    return Wanted(traj["task_type"], parameters["object_target"].lower(), target.lower())
+def wanted_of(traj: Mapping[str, Any]) -> Wanted | None:
+    """The goal as traj_data.json states it; None where it does not."""
+    parameters = traj.get("pddl_params") or {}
+    object_ = parameters.get("object_target")
+    target = parameters.get("toggle_target" if traj["task_type"] == "look_at_obj_in_light" else "parent_target")
+    if not object_ or not target:
+        return None
+    return Wanted(traj["task_type"], object_.lower(), target.lower())
 
 
 @dataclass

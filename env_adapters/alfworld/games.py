@@ -28,7 +28,8 @@ TRAJ_FILE = "traj_data.json"
 GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem", "solvable")
 REAL_VERSION_FOLDER = "json_2.1.1"
 REAL_FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
-TRANSLATION_VERSION = 1  # part of the name of kept translations
+TRANSLATION_VERSION = 2  # part of the name of kept translations
+SCAN_VERSION = 1  # likewise of kept scans
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,18 @@ class StoredGame:
     data: Mapping[str, Any]  # game.tw-pddl
     traj: Mapping[str, Any]  # traj_data.json
     translation: Translation
+
+
+class GameFault(EnvironmentFault):
+    """A game that cannot be used: the file, why, and what to do."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}; {remedy}")
+        self.reason = reason
+
+
+GET_AGAIN = "get it again with alfworld-download"
+LEAVE_OUT = "leave this game out"
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -91,16 +104,13 @@ def read_game_folder(folder: Path) -> tuple[dict, dict]:
     data, traj = _read_json(game_path), _read_json(traj_path)
     missing = [key for key in GAME_KEYS if key not in data]
     if missing:
-        raise EnvironmentFault(f"{game_path}: lacks {', '.join(missing)}; get it again with alfworld-download")
+        raise GameFault(game_path, f"lacks {', '.join(missing)}", GET_AGAIN)
     if data["solvable"] is not True:
-        raise EnvironmentFault(f"{game_path}: is marked unsolvable; leave this game out")
-    bad = [key for key in ("pddl_domain", "grammar", "pddl_problem") if not isinstance(data[key], str)]
-    if bad:
-        raise EnvironmentFault(f"{game_path}: {', '.join(bad)} is not text; get it again with alfworld-download")
+        raise GameFault(game_path, "is marked unsolvable", LEAVE_OUT)
+    if bad := [key for key in ("pddl_domain", "grammar", "pddl_problem") if not isinstance(data[key], str)]:
+        raise GameFault(game_path, f"{', '.join(bad)} is not text", GET_AGAIN)
     if traj.get("task_type") not in TASK_TYPES:
-        raise EnvironmentFault(
-            f"{traj_path}: task_type {traj.get('task_type')!r} is none of {', '.join(TASK_TYPES)}; leave this game out"
-        )
+        raise GameFault(traj_path, f"task_type is none of {', '.join(TASK_TYPES)}", LEAVE_OUT)
     return data, traj
 
 
@@ -108,59 +118,87 @@ def _read_json(path: Path) -> dict:
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise EnvironmentFault(f"{path}: no such file; a game is a folder with {GAME_FILE} and {TRAJ_FILE}") from error
-    except (OSError, ValueError) as error:
-        raise EnvironmentFault(
-            f"{path}: cannot be read as JSON ({error}); get it again with alfworld-download"
-        ) from None
+        raise GameFault(path, "no such file", f"a game is a folder with {GAME_FILE} and {TRAJ_FILE}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise GameFault(path, f"is not readable JSON ({type(error).__name__})", GET_AGAIN) from error
     if not isinstance(found, dict):
-        raise EnvironmentFault(f"{path}: holds a {type(found).__name__}, not an object; get it again")
+        raise GameFault(path, "is not a JSON object", GET_AGAIN)
     return found
 
 
 class RealGames:
-    """The games under `root/json_2.1.1`, scanned once. Unusable ones are left out and counted by reason."""
+    """The games under `root/json_2.1.1`. Unusable ones are left out and counted by reason (`skipped`).
+
+    A scan opens thousands of files, so its outcome is kept under `cache`, keyed by names, sizes and times.
+    """
 
     def __init__(self, root: Path, cache: Path, warm_start_games: int, dev_games: int) -> None:
         self._root = root
         self._cache = cache
-        self.skipped: Counter[str] = Counter()
-        self.grammars: Counter[str] = Counter()
-        self._splits: dict[str, list[Task]] = {}
-        for split, folder in REAL_FOLDERS.items():
-            self._splits[split] = self._scan(split, root / REAL_VERSION_FOLDER / folder)
+        scan = self._kept_scan()
+        self.skipped: dict[str, int] = scan["skipped"]
+        self.grammars: dict[str, int] = scan["grammars"]
+        self._splits = {
+            split: [Task(task_id, split, task_type, {"game": game}) for task_id, task_type, game in found]
+            for split, found in scan["splits"].items()
+        }
         # The real data has no split for demonstrations or development: both are cut from train, evenly spread.
         train = self._splits["train"]
         wanted = min(warm_start_games, len(train) // 3), min(dev_games, len(train) // 10)
         for split, count in zip(("warm_start", "dev"), wanted, strict=True):
-            chosen = {i * len(train) // count for i in range(count)} if count else set()
+            chosen = {i * len(train) // count for i in range(count)}
             self._splits[split] = [_renamed(train[i], split) for i in sorted(chosen)]
             train = [task for i, task in enumerate(train) if i not in chosen]
         self._splits["train"] = train
 
-    def _scan(self, split: str, top: Path) -> list[Task]:
-        tasks = []
-        for where, folders, files in os.walk(top):
-            folders.sort()
-            if TRAJ_FILE not in files:
-                continue
-            relative = Path(where).relative_to(top).as_posix()
-            if "movable" in where or "Sliced" in where:
-                self.skipped["movable or sliced"] += 1
-                continue
-            try:
-                data, traj = read_game_folder(Path(where))
-            except EnvironmentFault as fault:
-                self.skipped[str(fault).removeprefix(where).split(";")[0].split("(")[0].lstrip("/")] += 1
-                continue
-            self.grammars[detect_grammar(data["grammar"])] += 1
-            name = re.sub(r"[^A-Za-z0-9/_.-]", "_", relative)
-            payload = {"game": Path(where).relative_to(self._root).as_posix()}
-            tasks.append(Task(f"{split}/{name}", split, traj["task_type"], payload))
-        return sorted(tasks, key=lambda task: task.task_id)
+    def _kept_scan(self) -> dict[str, Any]:
+        listing, candidates = hashlib.sha256(f"{SCAN_VERSION} {self._root}".encode()), {}
+        for split, folder in REAL_FOLDERS.items():
+            candidates[split] = []
+            for where, folders, files in os.walk(self._root / REAL_VERSION_FOLDER / folder):
+                folders.sort()
+                if TRAJ_FILE not in files:
+                    continue
+                candidates[split].append(Path(where))
+                for name in sorted({GAME_FILE, TRAJ_FILE} & set(files)):
+                    facts = os.stat(os.path.join(where, name))
+                    listing.update(f"{where}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+        path = self._cache / "scans" / f"{listing.hexdigest()[:32]}.json"
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            scan = self._scan(candidates)
+            write_atomic(path, json.dumps(scan).encode("utf-8"))
+            return scan
+
+    def _scan(self, candidates: Mapping[str, list[Path]]) -> dict[str, Any]:
+        skipped: Counter[str] = Counter()
+        grammars: Counter[str] = Counter()
+        splits: dict[str, list] = {}
+        for split, folders in candidates.items():
+            splits[split] = []
+            for folder in folders:
+                game = folder.relative_to(self._root).as_posix()
+                if "movable" in game or "Sliced" in game:
+                    skipped["movable or sliced"] += 1
+                    continue
+                try:
+                    data, traj = read_game_folder(folder)
+                except GameFault as fault:
+                    skipped[fault.reason] += 1
+                    continue
+                grammars[detect_grammar(data["grammar"])] += 1
+                name = re.sub(r"[^A-Za-z0-9/_.-]", "_", game.split("/", 2)[2])
+                splits[split].append([f"{split}/{name}", traj["task_type"], game])
+            splits[split].sort()
+        return {"splits": splits, "skipped": dict(skipped), "grammars": dict(grammars)}
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._splits[split]
+
+    def key(self, task: Task) -> str:
+        """A name for the game that holds over all adapters of a process."""
+        return f"{self._root}/{task.payload['game']}"
 
     def read(self, task: Task) -> StoredGame:
         """The game with its translation, which is kept on disk under a hash of the problem's text."""
@@ -173,7 +211,7 @@ class RealGames:
             try:
                 translation = translate(data["pddl_domain"], data["pddl_problem"])
             except EnvironmentFault as fault:
-                raise EnvironmentFault(f"{self._root / task.payload['game'] / GAME_FILE}: {fault}") from fault
+                raise GameFault(self._root / task.payload["game"] / GAME_FILE, str(fault), LEAVE_OUT) from fault
             write_atomic(path, pack_translation(translation))
             return StoredGame(data, traj, translation)
 
@@ -254,6 +292,10 @@ class GeneratedGames:
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._splits[split]
+
+    def key(self, task: Task) -> str:
+        """A name for the game that holds over all adapters of a process."""
+        return f"{self._folder}/{task.payload['pack']}:{task.payload['start']}"
 
     def read(self, task: Task) -> StoredGame:
         payload = task.payload

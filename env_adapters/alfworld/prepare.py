@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from env_adapters.alfworld.engine import EngineSlot, translate
+from env_adapters.alfworld.engine import EngineSlot, GameCache, translate
 from env_adapters.alfworld.games import (
     PackedGame,
     pack_game,
@@ -102,6 +102,7 @@ def make_pack(path: Path, games: list[Game]) -> tuple[int, list[str]]:
     """Translate and play some games, then write their pack. Returns (how many, what went wrong)."""
     global _SLOT
     _SLOT = _SLOT or EngineSlot()
+    _SLOT.use(GameCache())  # these games are played once, and never under this name again
     packed, failures = [], []
     for game in games:
         translation = translate(game.data["pddl_domain"], game.data["pddl_problem"])
@@ -117,7 +118,6 @@ def make_pack(path: Path, games: list[Game]) -> tuple[int, list[str]]:
                 pack_translation(translation),
             )
         )
-    _SLOT.close()
     if not failures:
         write_pack(path, packed)
     return len(games), failures
