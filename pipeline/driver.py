@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.faults import end_on, leave_process
 from pipeline.manifests import Manifest
-from pipeline.plan import Step
+from pipeline.plan import Step, next_step
 from pipeline.report import add_times, final_summary, iteration_line, times_table
 from pipeline.run_directory import RunPaths
 from pipeline.session import Session, do_step, open_session
@@ -60,10 +60,6 @@ def drive(session: Session) -> None:
             _say(session, step, first_iteration, first_time)
     if session.is_main:
         _finish(session, started, time.monotonic() - clock_start, done, stopped)
-
-
-def next_step(steps: list[Step]) -> Step | None:
-    return next((step for step in steps if step.action == "run"), None)
 
 
 def _say(session: Session, step: Step, first_iteration: int | None, first_time: float) -> None:

@@ -10,7 +10,7 @@ from runtime.files import atomic_folder
 
 
 def export_policy(policy: Path, export: Path) -> None:
-    """Make `export` hold the policy's files, value_tokens.json included, without copying the weights where possible."""
+    """Make `export` hold the policy's files, value_tokens.json included; linked, where the disk can, not copied."""
     with atomic_folder(export) as folder:
         for source in sorted(policy.rglob("*")):
             if source.is_file() and source.name != NAME:

@@ -25,8 +25,8 @@ from pipeline.config_loading import differences, load_config, save_config, to_tr
 from pipeline.faults import USER_FAULT, end_on, names_its_remedy
 from pipeline.manifests import read_manifests
 from pipeline.memory import model_shape, stage_memory, table
-from pipeline.plan import Facts, plan
-from pipeline.report import plan_table
+from pipeline.plan import Facts, next_step, plan
+from pipeline.report import final_summary, plan_table
 from pipeline.run_directory import STAGES, RunError, RunLock, RunPaths, owner_pid
 from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID
@@ -68,9 +68,13 @@ def start(request: Request) -> int:
     devices(config)
     with RunLock(paths.lock):  # refuses at once what rank 0 would refuse after the imports
         take_up(paths, config)
-        steps = refuse_stale(plan(Facts.of(config), read_manifests(paths)), paths)
+        manifests = read_manifests(paths)
+        steps = refuse_stale(plan(Facts.of(config), manifests), paths)
     print(f"{paths.root}: {config.model.name} in {config.env.name}, {request.source}, {config.run.ranks} rank(s)")
     print(plan_table(steps), flush=True)
+    if next_step(steps) is None:
+        print(final_summary(paths, Facts.of(config), manifests))
+        return 0
     errors_before = paths.errors.stat().st_size if paths.errors.exists() else 0
     with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
         command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))

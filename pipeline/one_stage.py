@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config_loading import apply_settings, build_config, fingerprint, parse_setting, to_tree
-from pipeline.driver import next_step
 from pipeline.faults import end_on, leave_process
-from pipeline.plan import Name, Step
+from pipeline.plan import Name, Step, next_step
 from pipeline.run_directory import RunError, RunPaths, link_or_copy
 from pipeline.session import Session, do_step, open_session
 from runtime.distributed import leave

@@ -106,6 +106,11 @@ def plan(facts: Facts, manifests: Manifests) -> list[Step]:
     return [_judge(step, facts, manifests, newest) for step in sequence(facts)]
 
 
+def next_step(steps: list[Step]) -> Step | None:
+    """The first step that is to be done."""
+    return next((step for step in steps if step.action == "run"), None)
+
+
 def _judge(step: Name, facts: Facts, manifests: Manifests, newest: int) -> Step:
     stage, iteration = step
     manifest = manifests.get(step)

@@ -102,9 +102,6 @@ class RunPaths:
         }[stage]
 
     def manifest(self, stage: str, iteration: int) -> Path:
-        """The export's manifest lies beside its folder, which holds nothing but the model."""
-        if stage == EXPORT:
-            return self.root / "export.manifest.json"
         return self.stage(stage, iteration) / "manifest.json"
 
 

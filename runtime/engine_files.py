@@ -61,5 +61,6 @@ def check_state_record(record: dict[str, Any], folder: Path, **expected: Any) ->
 def copy_companions(source: Path, target: Path) -> None:
     """Copy what lies beside the weights (tokenizer, generation config, value_tokens.json) and is not there yet."""
     for path in sorted(Path(source).iterdir()):
-        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and not (target / path.name).exists():
+        ours = path.name.endswith(WEIGHT_SUFFIXES) or path.name == "manifest.json"  # of a run, not of the model
+        if path.is_file() and not ours and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

@@ -31,9 +31,7 @@ def configured(*settings: str, preset: str = "tiny", environment: str | None = N
     ("environment", "max_turns", "prompt_tokens", "minibatch_size"),
     [("alfworld", 50, 2048, 256), ("webshop", 15, 4096, 64)],
 )
-def test_the_paper_presets_hold_the_published_settings(
-    preset, environment, max_turns, prompt_tokens, minibatch_size
-):
+def test_the_paper_presets_hold_the_published_settings(preset, environment, max_turns, prompt_tokens, minibatch_size):
     config = configured(preset=preset, environment=environment)
     published = {
         "run.iterations": 150,

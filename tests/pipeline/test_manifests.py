@@ -58,7 +58,6 @@ def test_paths_of_every_stage(tmp_path):
     }
     for step, place in places.items():
         assert paths.stage(*step) == tmp_path / place
-    assert paths.manifest("export", 0).parent == tmp_path
     assert paths.policy(0) == paths.model
     checkpoint(paths, 0)
     assert paths.policy(0) == tmp_path / "checkpoints/0000/policy"
@@ -99,7 +98,9 @@ def test_a_truncated_engine_shard_is_found(tmp_path):
         check_outputs(manifest, paths.checkpoint(1))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"format": 2}', b'{"format": 1, "stage": "optimize"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"format": 2}', b'{"format": 1, "stage": "optimize"}']
+)
 def test_a_foreign_manifest_is_refused(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)

@@ -104,7 +104,13 @@ def test_the_reference_may_not_go(gone):
 def test_a_finished_run_can_be_trained_on():
     longer = replace(FACTS, iterations=4)
     steps = [step.name for step in plan(longer, done(len(SEQUENCE))) if step.action == "run"]
-    assert steps == [("collect_rollouts", 4), ("compute_advantages", 4), ("optimize", 4), ("evaluate", 4), ("export", 0)]
+    assert steps == [
+        ("collect_rollouts", 4),
+        ("compute_advantages", 4),
+        ("optimize", 4),
+        ("evaluate", 4),
+        ("export", 0),
+    ]
 
 
 def test_a_sample_on_the_way_is_swept_in_full_when_the_run_ends_there():
