@@ -213,8 +213,11 @@ def load_tokenizer(directory: str | Path) -> Any:
     config = _load_config(directory)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError, ImportError) as fault:
-        raise ModelFilesError(f"{directory}: no tokenizer that transformers can load ({fault})") from fault
+    except Exception as fault:  # a damaged file ends in a bare Exception of the tokenizers library, or a KeyError
+        reason = " ".join(f"{type(fault).__name__}: {fault}".split())[:200]
+        raise ModelFilesError(
+            f"{directory}: no tokenizer that transformers can load ({reason}); copy the model again"
+        ) from fault
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.get_text_config().vocab_size:
         raise ModelFilesError(

@@ -105,10 +105,11 @@ def reserve_value_tokens(source: Path, target: Path, r_max: float, temperature: 
 
 @dataclass(frozen=True)
 class Matrices:
-    """The vocabulary matrices by their names in the files; `head` is None where the files hold none (tied)."""
+    """The vocabulary matrices by their names in the files; a tied model's files may hold the head or not."""
 
     embedding: str
-    head: str | None
+    head: str
+    tied: bool
     num_rows: int
 
 
@@ -128,7 +129,7 @@ def _matrices(source: Path, files: list[WeightFile]) -> Matrices:
                 f"{source}: {name} has shape {list(entry.shape)}, config.json says vocab_size {config.vocab_size}; "
                 "use the config that belongs to the weights"
             )
-    return Matrices(embedding, head if head in entries else None, config.vocab_size)
+    return Matrices(embedding, head, bool(config.tie_word_embeddings), config.vocab_size)
 
 
 def _parameter_names(source: Path) -> tuple[Any, str, str]:
@@ -207,7 +208,7 @@ def _edits(files: list[WeightFile], matrices: Matrices, choice: RowChoice) -> di
             if choice.kind == "grown":
                 fill = mean_row(file, file.tensors[name])
                 edits[name] = RowEdit(choice.num_rows, fill, value_rows)
-            elif name == matrices.head or matrices.head is None:
+            elif name == matrices.head or matrices.tied:
                 edits[name] = RowEdit(choice.num_rows, b"", value_rows)
     return edits
 
