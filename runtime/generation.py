@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # a CPU wants activations that stay in its caches, a GPU wants work
+
 
 class GenerationError(Exception):
     """A request cannot be served. The message names object, fact and remedy."""
@@ -61,7 +63,7 @@ class Generator:
         temperature: of sampling; 0 takes the most likely token.
         banned_ids: never sampled and outside the distribution (the value tokens: Eq. 3).
         stop_ids: end a response; kept in it.
-        prefill_tokens: padded tokens a prefill batch.
+        prefill_tokens: padded tokens a prefill batch; None: PREFILL_TOKENS of the device.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Generator:
         temperature: float,
         banned_ids: Collection[int],
         stop_ids: Collection[int],
-        prefill_tokens: int = 4096,
+        prefill_tokens: int | None = None,
     ) -> None:
         config = causal_lm.config
         room = config.max_position_embeddings
@@ -89,8 +91,9 @@ class Generator:
             )
         self.causal_lm, self.decoder, self.head = causal_lm, causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.slots, self.max_prompt, self.max_response = slots, max_prompt, max_response
-        self.temperature, self.prefill_tokens = temperature, prefill_tokens
+        self.temperature = temperature
         self.device = self.head.weight.device
+        self.prefill_tokens = prefill_tokens or PREFILL_TOKENS[self.device.type]
         self.banned = torch.tensor(sorted(banned_ids), dtype=torch.long, device=self.device)
         self.stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self.device)
         self.cache = RowCache(config, slots, max_prompt + max_response, self.head.weight.dtype, self.device)
