@@ -6,6 +6,7 @@ Several trials share a process because its start costs more than all of them tog
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -20,9 +21,10 @@ from pipeline.run_directory import RunPaths
 from runtime.distributed import CollectiveError, leave
 from runtime.engine import EngineError, init_distributed
 from runtime.microbatches import token_batch
-from stages import optimize
+from stages import optimize, warm_start
 from stages.context import Resident
-from tests.training_run import context, settings
+from tests.corridor import CorridorAdapter
+from tests.training_run import context, corridor_settings, settings
 
 
 def copy_run(root: Path, source: str, name: str, distributed) -> RunPaths:
@@ -66,9 +68,18 @@ def single(root: Path) -> dict:
     warm_up = settings(value_warmup_iterations=1, kl_coef=0.0, entropy_coef=0.0, value_coef=0.0, q_coef=0.0)
     results["warm up"] = train(copy_run(root, "tied", "warm-up", distributed), distributed, [1], warm_up)
     results["converted"] = train(copy_run(root, "pair", "from-pair", distributed), distributed, [2], keep_resident=True)
+    results["warm start"] = start_warm(root, "warm-single", distributed)
     results["faults"] = faults(root, distributed)
     results["skipped"] = skipped_step(root, distributed)
     return results
+
+
+def start_warm(root: Path, name: str, distributed) -> dict:
+    """The warm start in the corridor, at a kill and a second attempt too: the demonstrations are there then."""
+    one = context(copy_run(root, "corridor", name, distributed), corridor_settings(), 0, distributed, Resident())
+    one.adapter = CorridorAdapter(CorridorAdapter.Options(tasks=one.config.warm_start.demonstrations))
+    result = warm_start.run(one)
+    return {**result.metrics, **result.counts, "replica": one.resident.replica_policy}
 
 
 def faults(root: Path, distributed) -> dict[str, str]:
@@ -129,6 +140,7 @@ def pair(root: Path) -> dict:
     engine.close()
     results["pair"] = train(copy_run(root, "tied", "pair", distributed), distributed, [1, 2, 3, 4])
     results["stage 1"] = train(copy_run(root, "tied", "pair-1", distributed), distributed, [1, 2], settings(1))
+    results["warm start"] = start_warm(root, "warm-pair", distributed)
     if rank == 1:
         time.sleep(4.0)
     try:
@@ -159,9 +171,6 @@ def openmpi(root: Path) -> dict:
 if __name__ == "__main__":
     mode, folder = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     found = {"single": single, "pair": pair, "openmpi": openmpi}[mode](Path(folder))
-    if found.get("collectives") is None or found["collectives"]["broadcast"] == "from 0":
-        import os
-
-        if os.environ["RANK"] == "0":
-            Path(folder, f"{mode}.json").write_text(json.dumps(found))
+    if os.environ["RANK"] == "0":
+        Path(folder, f"{mode}.json").write_text(json.dumps(found))
     leave()

@@ -7,8 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
-from pipeline.config import Config, ModelConfig, OptimizeConfig, RolloutConfig, RunConfig, ValueConfig
+from pipeline.config import (
+    Config,
+    EnvConfig,
+    ModelConfig,
+    OptimizeConfig,
+    RolloutConfig,
+    RunConfig,
+    ValueConfig,
+    WarmStartConfig,
+)
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
 from runtime.model import load_policy, policy_fingerprint
@@ -43,6 +53,26 @@ def settings(zero_stage: int = 3, dtype: str = "float32", **optimize: float) -> 
         value=ValueConfig(r_max=R_MAX, temperature=1.0),
         rollout=RolloutConfig(temperature=0.7),
         optimize=OptimizeConfig(**(OPTIMIZE | {"zero_stage": zero_stage} | optimize)),
+    )
+
+
+def corridor_settings() -> Config:
+    """A warm start in the corridor: three rooms at most, so a few steps learn to say `right`."""
+    return Config(
+        run=RunConfig(seed=5),
+        model=ModelConfig(dtype="float32", chat_template=False),
+        env=EnvConfig(
+            name="tests.corridor:CorridorAdapter",
+            max_turns=6,
+            prompt_tokens=96,
+            response_tokens=2,
+            options={"tasks": 40},
+        ),
+        warm_start=WarmStartConfig(
+            enabled=True, demonstrations=40, epochs=2.5, batch_size=16, learning_rate=1e-2, warmup_steps=2
+        ),
+        rollout=RolloutConfig(workers=2),
+        optimize=OptimizeConfig(microbatch_tokens=200),
     )
 
 
@@ -103,8 +133,6 @@ def context(paths: RunPaths, config: Config, iteration: int, distributed: Distri
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Exported weights by name."""
-    from safetensors.torch import load_file
-
     return load_file(folder / "model.safetensors")
 
 

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from runtime.distributed import LAUNCHER_VARIABLES, CollectiveError, Distributed, launch_variables
+
+
+def test_one_rank_needs_no_process_group():
+    one = Distributed.single()
+    one.barrier("anything")
+    assert one.is_main
+    assert one.sum([1, 2.5]) == [1.0, 2.5]
+    assert one.max(3) == 3
+    assert one.gather("a") == ["a"]
+    assert one.broadcast({"b": 1}) == {"b": 1}
+
+
+def test_variables_of_the_launcher_are_taken_as_they_are():
+    given = dict(zip(LAUNCHER_VARIABLES, ("3", "4", "1", "10.0.0.1", "29501"), strict=True))
+    assert launch_variables({**given, "OMPI_COMM_WORLD_SIZE": "9", "HOME": "x"}) == given
+
+
+def test_a_plain_process_is_one_rank_with_a_port_of_its_own():
+    found = launch_variables({"RANK": "5"})  # an incomplete set is not a launcher
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("0", "1", "0")
+    assert 0 < int(found["MASTER_PORT"]) < 65536
+
+
+def test_a_collective_that_fails_names_what_it_waited_for(monkeypatch):
+    # two ranks are claimed and there is no process group: torch refuses with its own words
+    two = Distributed(rank=0, world_size=2, local_rank=0, device=Distributed.single().device, timeout_s=7.0)
+    monkeypatch.setattr("torch.distributed.all_gather_object", _time_out)
+    with pytest.raises(
+        CollectiveError, match=r"rank 0 of 2 waited for the scores of all ranks \(limit 7 s\): Timed out"
+    ):
+        two.gather(1, "the scores of all ranks")
+
+
+def _time_out(*_):
+    raise RuntimeError("Timed out waiting 7000ms for recv operation to complete")
+
+
+def test_a_dry_run_needs_no_deepspeed():
+    code = (
+        "import sys; from runtime.engine import deepspeed_config; "
+        "deepspeed_config(zero_stage=3, dtype='bfloat16', max_grad_norm=1.0); "
+        "sys.exit('deepspeed' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
