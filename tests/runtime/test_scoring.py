@@ -71,6 +71,17 @@ def test_dealing_is_even_complete_and_deterministic():
     assert [len(hand) for hand in deal_trajectories(trajectories[:2], 3)] == [1, 1, 0]
 
 
+def test_dealing_goes_by_tokens():
+    def of(task_id, num_tokens):
+        one = trajectory(task_id, 1)
+        ids = {"prompt_ids": (3,) * (num_tokens - 1), "response_ids": (4,), "sampling_logprobs": (-0.1,)}
+        return replace(one, turns=(replace(one.turns[0], **ids),))
+
+    # 10 | 4, then 4 + 3, 7 + 2: the long one stays alone
+    hands = deal_trajectories([of("a", 3), of("b", 10), of("c", 2), of("d", 4)], 2)
+    assert [[one.task_id for one in hand] for hand in hands] == [["b"], ["d", "a", "c"]]
+
+
 @pytest.mark.parametrize(
     ("ids", "match"),
     [
