@@ -44,6 +44,7 @@ _LOGIT_CHANGES = {
     "logits_scaling": 1.0,
     "lm_head_multiplier": 1.0,
 }
+_TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 _FINGERPRINT_BLOCKS = 256
 _FINGERPRINT_BLOCK = 2**16
 
@@ -211,6 +212,9 @@ def load_tokenizer(directory: str | Path) -> Any:
     """
     directory = Path(directory)
     config = _load_config(directory)
+    if not any(path for pattern in _TOKENIZER_FILES for path in directory.glob(pattern)):
+        # transformers would make up a tokenizer with an empty vocabulary
+        raise ModelFilesError(f"{directory}: no tokenizer files ({', '.join(_TOKENIZER_FILES)}); copy the model again")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except Exception as fault:  # a damaged file ends in a bare Exception of the tokenizers library, or a KeyError
@@ -218,7 +222,7 @@ def load_tokenizer(directory: str | Path) -> Any:
         raise ModelFilesError(
             f"{directory}: no tokenizer that transformers can load ({reason}); copy the model again"
         ) from fault
-    largest = max(tokenizer.get_vocab().values())
+    largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= config.get_text_config().vocab_size:
         raise ModelFilesError(
             f"{directory}: the tokenizer has id {largest}, the model {config.get_text_config().vocab_size} rows; "

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from runtime.microbatches import token_batch
-from runtime.model import ModelFilesError, Policy, load_policy, policy_fingerprint, resident_replica
+from runtime.model import ModelFilesError, Policy, load_policy, load_tokenizer, policy_fingerprint, resident_replica
 from runtime.records import Row
 from tests.tiny_policies import causal_lm, save_policy, value_tokens
 
@@ -177,3 +178,34 @@ def test_the_resident_replica_is_kept_refreshed_or_loaded(tmp_path):
     with pytest.raises(ModelFilesError):
         replica(0)
     assert resident.replica_policy is None  # nothing half-loaded passes for a policy
+
+
+def save_tokenizer(directory, num_words: int) -> None:
+    words = {f"w{index}": index for index in range(num_words)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="w0").save_pretrained(directory)
+
+
+def test_a_tokenizer_must_be_there_and_fit_the_model(tmp_path):
+    save_policy(causal_lm(), tmp_path)
+    with pytest.raises(ModelFilesError, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+    save_tokenizer(tmp_path, 35)
+    assert load_tokenizer(tmp_path)("w3 w34")["input_ids"] == [3, 34]
+    save_tokenizer(tmp_path, 40)
+    with pytest.raises(ModelFilesError, match="id 39, the model 37 rows"):
+        load_tokenizer(tmp_path)
+
+
+def test_attention_implementations_agree_and_bfloat16_reads_out_in_float32(tmp_path):
+    save_policy(causal_lm(), tmp_path)
+    expected = load_policy(tmp_path, dtype="float32", attention="sdpa")(BATCH)
+    for got, other in zip(load_policy(tmp_path, dtype="float32", attention="eager")(BATCH), expected, strict=True):
+        torch.testing.assert_close(got, other, rtol=0, atol=5e-6)
+    half = load_policy(tmp_path, dtype="bfloat16")
+    output = half(BATCH)
+    sum(x.sum() for x in output).backward()
+    assert {x.dtype for x in output} == {torch.float32}
+    assert all(p.dtype == torch.bfloat16 and torch.isfinite(p.grad).all() for p in half.parameters())
+    torch.testing.assert_close(output.logprobs, expected.logprobs, rtol=0, atol=0.3)
