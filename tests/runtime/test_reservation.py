@@ -338,7 +338,8 @@ small, large, target = map(Path, sys.argv[1:])
 reserve_value_tokens(small, target / "small", 10.0, 1.0)  # imports and buffers are there before the measurement
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 done = reserve_value_tokens(large, target / "large", 10.0, 1.0)
-print(done.kind, done.num_rows, done.rewritten_bytes, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(done.kind, done.num_rows, done.rewritten_bytes, growth * 1024)
 """
 
 
