@@ -1,0 +1,186 @@
+"""The launcher: dry run, taking up a run, one line for a fault, no orphans, manifests decide."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import launch
+from pipeline.command_line import parser, resolve
+from pipeline.config_loading import load_config
+from pipeline.run_directory import RunError, RunLock, RunPaths
+from tests.processes import ENVIRONMENT, ROOT, wait_until_gone
+
+
+def request(*flags: str):
+    return resolve(parser().parse_args(list(flags)))
+
+
+def run_pipeline(*flags: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pipeline", *flags]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def test_a_dry_run_prints_everything_and_starts_nothing(tmp_path):
+    run_dir = tmp_path / "run"
+    done = run_pipeline("--model", "Qwen2.5-7B", "--env", "alfworld", "--dry-run", "--run-dir", str(run_dir))
+    assert done.returncode == 0, done.stderr
+    assert not run_dir.exists()
+    golden = [
+        "# configuration (preset paper-7b)",
+        "  learning_rate: 1.0e-06",
+        "  max_turns: 50",
+        "plan: 483 steps to do, 0 done or not needed",  # 150 * 3 + 30 evaluations + before, reserve, export
+        "  run    iterations 1-150: collect_rollouts compute_advantages optimize evaluate",
+        f"deepspeed --num_accelerators 4 --master_addr 127.0.0.1 --master_port PORT --log_level critical "
+        f"{ROOT}/pipeline/driver.py --run-dir {run_dir}",
+        f"deepspeed --num_accelerators 4 stages/reserve_vocab.py --run-dir {run_dir}",
+        f"deepspeed --num_accelerators 4 stages/optimize.py --run-dir {run_dir}",
+        "  stage: 3",
+        "bf16:",
+        "7,615,616,512 parameters, bfloat16, 4 rank(s)",
+    ]
+    lines = done.stdout.splitlines()
+    for line in golden:
+        assert any(shown == line or shown.endswith(line) for shown in lines), line
+    assert "stages/warm_start.py" not in done.stdout
+    (optimize,) = [line for line in lines if line.startswith("  optimize  ")]
+    # fp32 masters: 7.6157e9 * 4 / 4 ranks = 7.09 GiB, moments twice that
+    assert "fp32 masters 7.09 GiB, Adam moments 14.19 GiB" in optimize
+    (playing,) = [line for line in lines if line.startswith("  collect_rollouts  ")]
+    # 128 slots * 2560 tokens * 28 layers * 2 * 512 elements * 2 bytes = 17.5 GiB
+    assert "KV cache 17.50 GiB" in playing
+
+
+def test_a_model_of_unknown_shape_has_a_dry_run_too(tmp_path):
+    text = launch.dry_run(request("--model", "someone/model", "--run-dir", str(tmp_path / "x"), "--dry-run"))
+    assert "unknown: no config.json of someone/model at hand" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--set", "optimize.learnig_rate=1"),
+            "unknown key optimize.learnig_rate; did you mean optimize.learning_rate?",
+        ),
+        (("--env", "alfwrld"), "environment 'alfwrld': no such name; did you mean alfworld?"),
+        (("--preset", "huge"), "unknown preset huge; there are paper-1.5b, paper-7b, tiny"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, flags, message):
+    done = run_pipeline("--run-dir", str(tmp_path / "run"), *flags)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and message in line
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_run_that_another_process_has_is_refused(tmp_path):
+    with RunLock(tmp_path / "run.lock"):
+        done = run_pipeline("--run-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"in use by process {os.getpid()} on host" in done.stderr
+
+
+def test_taking_up_a_run(tmp_path):
+    paths = RunPaths(tmp_path)
+    first = request("--iterations", "3").config
+    launch.take_up(paths, first)
+    assert load_config(paths.config) == first
+    longer = request("--iterations", "4", "--ranks", "2").config
+    launch.take_up(paths, longer)
+    assert load_config(paths.config) == longer
+    with pytest.raises(RunError) as refusal:
+        launch.take_up(paths, request("--seed", "1", "--set", "advantage.gamma=0.9").config)
+    assert "(advantage.gamma: 0.95 -> 0.9; run.seed: 0 -> 1)" in str(refusal.value)
+    assert load_config(paths.config) == longer
+
+
+def test_results_without_their_configuration_are_refused(tmp_path):
+    paths = RunPaths(tmp_path)
+    paths.model.mkdir()
+    (paths.model / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(RunError, match="not a manifest"):
+        launch.take_up(paths, request().config)
+
+
+def test_ranks_get_their_environment(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    environment = launch.launch_environment(request("--ranks", "2").config)
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+    assert environment["SAPO_LAUNCHER_PID"] == str(os.getpid())
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert launch.launch_environment(request().config)["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_openmpi_form(tmp_path):
+    command = launch.launch_command(request("--ranks", "2").config, tmp_path, "openmpi", 4711, tmp_path)
+    assert (tmp_path / "hostfile").read_text() == "localhost slots=2\n"
+    assert command[:4] == ["deepspeed", "--hostfile", str(tmp_path / "hostfile"), "--force_multi"]
+    assert "openmpi" in command and "4711" in command
+
+
+def test_an_exit_code_0_without_the_manifests_is_a_failure(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(launch, "launch_command", lambda *_: ["true"])
+    asked = request("--run-dir", str(tmp_path / "run"))
+    assert launch.start(asked) == 1
+    message = capfd.readouterr().err
+    assert "a process of the run was lost before reserve_vocab 0 was complete" in message
+    assert f"bash run.sh --run-dir {tmp_path / 'run'}" in message
+
+
+def test_no_deepspeed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "launch_path", lambda: str(tmp_path))
+    with pytest.raises(RunError, match="deepspeed: not found on the path; run `bash run.sh`"):
+        launch.start(request("--run-dir", str(tmp_path / "run")))
+
+
+# A stand-in for the deepspeed launcher, which is no part of what is tested here: it starts a rank that holds the lock.
+RANK = """
+import os, subprocess, sys, time
+from pipeline.run_directory import RunLock
+from pipeline.signals import StopRequest
+lock, stop = RunLock(sys.argv[1]), StopRequest()
+lock.acquire()
+worker = subprocess.Popen(["sleep", "60"])
+print(os.getpid(), worker.pid, flush=True)
+while not (stop.signal and sys.argv[2] == "obedient"):
+    time.sleep(0.02)
+"""
+HARNESS = """
+import sys
+from pathlib import Path
+from pipeline.launch import run_group
+from pipeline.run_directory import RunPaths
+import os
+paths = RunPaths(Path(sys.argv[1]))
+code = run_group([sys.executable, "-c", sys.argv[3], str(paths.lock), sys.argv[2]], dict(os.environ), paths)
+print("ended by", code, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "signals"), [("obedient", 1), ("busy", 2)])
+def test_signals_reach_rank_0_and_nothing_outlives_the_launcher(tmp_path, kind, signals):
+    command = [sys.executable, "-c", HARNESS, str(tmp_path), kind, RANK]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    rank, worker = map(int, launcher.stdout.readline().split())
+    for _ in range(signals):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    out, err = launcher.communicate(timeout=30)
+    assert out == f"ended by {int(signal.SIGINT)}\n"
+    assert err.count("stopping after the stage in progress") == 1
+    wait_until_gone(rank, worker)
+
+
+def test_the_entry_point_is_python_dash_m():
+    done = run_pipeline("--help")
+    assert done.returncode == 0 and "bash run.sh" in done.stdout and "--set KEY=VALUE" in done.stdout
+    assert Path(launch.ROOT / launch.DRIVER).is_file()

@@ -1,0 +1,108 @@
+"""Memory and disk estimates against arithmetic done by hand."""
+
+import json
+
+import pytest
+
+from pipeline.config_loading import apply_settings, build_config, load_preset, parse_setting
+from pipeline.memory import KNOWN_SHAPES, ModelShape, disk_gib, gib, model_shape, shape_from_config, stage_memory
+
+#                  layers width heads kv head mlp vocabulary tied
+SMALL = ModelShape(2, 8, 2, 1, 4, 16, 10, True)
+
+
+def configured(*settings: str, preset: str = "paper-1.5b"):
+    return build_config(apply_settings(load_preset(preset, None), [parse_setting(one) for one in settings]))
+
+
+def test_parameters_by_hand():
+    # a layer: q and out 2*8*8 = 128, k and v 2*8*4 = 64, MLP 3*8*16 = 384, norms 2*8 = 16: 592
+    assert SMALL.layer_parameters == 592
+    # embedding 10*8 = 80, two layers 1184, last norm 8
+    assert SMALL.parameters == 1272
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("Qwen2.5-0.5B", 494_032_768), ("Qwen2.5-1.5B", 1_543_714_304), ("Qwen2.5-7B", 7_615_616_512),
+     ("smollm2-135m", 134_515_008)],
+)  # fmt: skip
+def test_known_shapes_have_the_published_number_of_parameters(name, published):
+    assert KNOWN_SHAPES[name].parameters == published
+
+
+def test_a_shape_agrees_with_transformers(tmp_path):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+                         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    config.save_pretrained(tmp_path)
+    shape = shape_from_config(json.loads((tmp_path / "config.json").read_text()))
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert model_shape(configured(f"model.name={tmp_path}")) == shape
+
+
+def test_an_unknown_model_has_no_shape(tmp_path):
+    assert model_shape(configured("model.name=someone/some-model")) is None
+    (tmp_path / "config.json").write_text("{}")
+    assert model_shape(configured(f"model.name={tmp_path}")) is None
+
+
+def test_stage_memory_by_hand():
+    config = configured(
+        "model.dtype=bfloat16", "optimize.zero_stage=3", "optimize.gradient_checkpointing=false",
+        "optimize.microbatch_tokens=100", "advantage.score_tokens=50", "rollout.slots=6",
+        "env.prompt_tokens=20", "env.response_tokens=10",
+    )  # fmt: skip
+    memory = stage_memory(config, SMALL, ranks=2)
+    engine = {
+        "weights": 1272 * 2 // 2,
+        "fp32 masters": 1272 * 4 // 2,
+        "Adam moments": 1272 * 8 // 2,
+    }
+    # a token keeps in a layer: 4*8 + 2*8 + 2*4 + 4*16 = 120 elements; logits: 3 buffers of chunks of 2^26 in fp32
+    logits = 3 * 4 * (2**26 // 10) * 10
+    assert memory["optimize"] == {
+        **engine,
+        "gradients": 1272 * 4 // 2,
+        "activations": 2 * 100 * 2 * 120,
+        "logits": logits,
+        "gathered weights": 2 * 592,
+    }
+    # keys and values: 6 slots of 30 tokens, 2 layers, 2 tensors of 4 elements of 2 bytes
+    cache = 6 * 30 * 2 * 2 * 4 * 2
+    played = {**engine, "replica": 1272 * 2, "KV cache": cache, "logits": 6 * 10 * 4 * 3}
+    assert memory["collect_rollouts"] == memory["evaluate"] == played
+    assert memory["compute_advantages"] == {
+        **engine, "replica": 1272 * 2, "activations": 2 * 50 * 120, "logits": logits,
+    }  # fmt: skip
+    assert memory["reserve_vocab"] == {"host embedding, twice": 2 * 2 * 80}
+    assert "warm_start" not in memory
+
+
+def test_checkpointing_offload_and_stages_of_zero():
+    base = ("optimize.microbatch_tokens=100", "env.prompt_tokens=20", "env.response_tokens=10", "model.dtype=bfloat16")
+    checkpointed = stage_memory(configured(*base, "optimize.gradient_checkpointing=true"), SMALL, 1)["optimize"]
+    # the inputs of two layers, 8 elements each, and one whole layer of 120
+    assert checkpointed["activations"] == 2 * 100 * (2 * 8 + 120)
+    assert "gathered weights" not in checkpointed
+    offloaded = stage_memory(configured(*base, "optimize.offload_optimizer=true"), SMALL, 1)["optimize"]
+    assert offloaded["host fp32 masters"] == 4 * 1272 and "fp32 masters" not in offloaded
+    one = stage_memory(configured(*base, "optimize.zero_stage=1"), SMALL, 2)["optimize"]
+    assert (one["weights"], one["gradients"], one["fp32 masters"]) == (2 * 1272, 4 * 1272, 2 * 1272)
+
+
+def test_disk_by_hand(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)  # 500 bf16 weights
+    (tmp_path / "tokenizer.json").write_bytes(b"0" * 77)
+    config = configured("rollout.tasks=4", "env.max_turns=5", "env.prompt_tokens=20", "env.response_tokens=10")
+    # policy 1000 bytes; engine: weights 1000, masters 2000, moments 4000
+    assert disk_gib(config, "optimize", tmp_path) * 2**30 == pytest.approx(8000)
+    assert disk_gib(config, "collect_rollouts", tmp_path) * 2**30 == pytest.approx(4 * 5 * 30 * 12)
+    assert disk_gib(config, "export", tmp_path) * 2**30 == pytest.approx(1000)
+    assert disk_gib(config, "reserve_vocab", None) * 2**30 == pytest.approx(2 * 1_543_714_304)
+
+
+def test_sizes_are_shown_in_a_fitting_unit():
+    assert (gib(3 * 2**30), gib(2**29), gib(5 * 2**20)) == ("3.00 GiB", "0.50 GiB", "5.0 MiB")
