@@ -14,9 +14,10 @@ from pipeline.run_directory import RunPaths
 from runtime.files import atomic_write_text
 from runtime.progress import clock
 
-# Work that is neither generation, environment, scoring, optimising nor evaluating, though a stage does it:
-# parts of `StageResult.seconds` with these names count as staging.
-STAGING_PARTS = ("load_s", "save_s", "export_s", "refresh_s", "engine_s")
+# Parts of `StageResult.seconds` that are neither generation, environment, scoring, optimising nor evaluating,
+# though a stage does them. The time of a stage that it gives no part for counts as staging too.
+STAGING_PARTS = ("load_s", "save_s", "export_s", "refresh_s")
+NOT_PARTS = ("total", "manifest")
 TIMES_KEPT = 50  # processes of a run that times.json remembers one by one
 ITERATION_STAGES = ("collect_rollouts", "compute_advantages", "optimize")
 
@@ -78,8 +79,8 @@ def _in_iteration(step: Step, action: str) -> bool:
 
 
 def stage_work_s(manifest: Manifest) -> float:
-    """Seconds of a stage without the parts that are staging."""
-    return manifest.seconds.get("total", 0.0) - sum(manifest.seconds.get(part, 0.0) for part in STAGING_PARTS)
+    """Seconds of a stage that it spent on its own work."""
+    return sum(value for part, value in manifest.seconds.items() if part not in (*STAGING_PARTS, *NOT_PARTS))
 
 
 def add_times(path: Path, started: float, wall_s: float, startup_s: float, done: list[Manifest]) -> dict[str, Any]:

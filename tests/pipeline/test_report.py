@@ -60,26 +60,37 @@ def test_the_plan_folds_iterations():
 
 def test_times_add_up_over_processes(tmp_path):
     path = tmp_path / "times.json"
-    first = [manifest("collect_rollouts", 1, total=10.0, generation_s=8.0, refresh_s=1.0),
+    first = [manifest("collect_rollouts", 1, total=10.0, generation_s=8.0, refresh_s=1.0, manifest=0.1),
              manifest("reserve_vocab", 0, total=2.0)]  # fmt: skip
     second = [manifest("optimize", 1, total=6.0, load_s=0.5, steps_s=5.0, save_s=0.25)]
-    # work: 10 - 1 = 9 s; reserving counts as staging
-    assert stage_work_s(first[0]) == 9.0
+    # of 10 s the refresh is staging, and so is 1 s without a name; reserving counts as staging
+    assert stage_work_s(first[0]) == 8.0
     add_times(path, 0.0, wall_s=20.0, startup_s=5.0, done=first)
     record = add_times(path, 0.0, wall_s=10.0, startup_s=2.0, done=second)
-    # wall 30, start-up 7, so 23 s of running; work 9 + 5.25 = 14.25; staging 8.75 of 23
-    assert (record["wall_s"], record["startup_s"], record["work_s"]) == (30.0, 7.0, 14.25)
-    assert record["staging_share"] == pytest.approx(8.75 / 23, abs=1e-5)
+    # wall 30, start-up 7, so 23 s of running; work 8 + 5 = 13; staging 10 of 23
+    assert (record["wall_s"], record["startup_s"], record["work_s"]) == (30.0, 7.0, 13.0)
+    assert record["staging_share"] == pytest.approx(10 / 23, abs=1e-5)
     assert json.loads(path.read_text()) == record
     lines = times_table(record).splitlines()
     assert lines[0] == "time: 00:30 in 2 process(es)"
-    assert lines[1].split() == ["collect_rollouts", "10.0", "s", "33.3%", "(generation_s", "8.0,", "refresh_s", "1.0)"]
-    assert "8.8 s  38.0%" in lines[-1] and "staging overhead" in lines[-1]
+    assert lines[1].split() == [
+        "collect_rollouts",
+        "10.0",
+        "s",
+        "33.3%",
+        "(generation_s",
+        "8.0,",
+        "refresh_s",
+        "1.0,",
+        "manifest",
+        "0.1)",
+    ]
+    assert "10.0 s  43.5%" in lines[-1] and "staging overhead" in lines[-1]
 
 
 def test_a_times_file_with_any_content_is_begun_anew(tmp_path):
     (tmp_path / "times.json").write_text("{]")
-    record = add_times(tmp_path / "times.json", 0.0, 4.0, 1.0, [manifest("evaluate", 0, total=3.0)])
+    record = add_times(tmp_path / "times.json", 0.0, 4.0, 1.0, [manifest("evaluate", 0, total=3.0, generation_s=3.0)])
     assert record["staging_share"] == 0.0
 
 
