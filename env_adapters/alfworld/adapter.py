@@ -113,7 +113,7 @@ class AlfworldAdapter:
         """What the bytes of generated games depend on."""
         options = self.options
         return {
-            "generator": GENERATOR_VERSION,
+            "generator": GENERATOR_VERSION[options.scene],
             "format": TRANSLATION_VERSION,
             "textworld": TESTED_TEXTWORLD,
             "scene": options.scene,

@@ -22,7 +22,8 @@ from env_adapters.alfworld import scenes
 from env_adapters.alfworld.scenes import APPLIANCE, LAMPS, OPENABLE, TASK_TYPES, TRANSFORM_VERB, Room
 from env_adapters.base import EnvironmentFault
 
-GENERATOR_VERSION = 1  # part of the cache key: raise it whenever the same options would give other games
+# Part of the cache key: raise a scene's number whenever the same options would give other games.
+GENERATOR_VERSION = {"tiny": 1, "full": 2}
 
 SPLITS = ("warm_start", "train", "dev", "seen", "unseen")
 UNSEEN_PAIR_SHARE = 0.25  # of each object's goal receptacles, kept for the unseen split
@@ -136,7 +137,10 @@ def goals(scene: str, room_number: int, task_type: str) -> tuple[Goal, ...]:
 
 @cache
 def unseen_pairs(scene: str, seed: int) -> frozenset[tuple[str, str]]:
-    """(object, receptacle) pairs kept for the unseen split: about a quarter of each object's, never all of them."""
+    """(object, receptacle) pairs kept for the unseen split: about a quarter of each object's.
+
+    Never all of an object's nor all of a receptacle's, so that every word is met in training.
+    """
     by_object: dict[str, set[str]] = {}
     for room_number in range(len(scenes.SCENES[scene])):
         for task_type in TASK_TYPES:
@@ -151,6 +155,10 @@ def unseen_pairs(scene: str, seed: int) -> frozenset[tuple[str, str]]:
             kept.update((object_, r) for r in rng.sample(others, max(1, round(UNSEEN_PAIR_SHARE * len(others)))))
         if len(lamps) > 1 and rng.random() < 0.4:
             kept.add((object_, rng.choice(lamps)))
+    for receptacle in sorted({r for found in by_object.values() for r in found}):
+        wanting = [(o, receptacle) for o in sorted(by_object) if receptacle in by_object[o]]
+        if kept.issuperset(wanting):
+            kept.discard(wanting[0])
     return frozenset(kept)
 
 
@@ -284,7 +292,9 @@ def build_game(
 
     problem = _problem(goal, layout, receptacles, openable, spots, where, class_of, fits, can)
     names = _visible_names([*receptacles, *objects])
-    walkthrough = _walkthrough(goal, objects[: num_wanted + 1], where, receptacles, layout, openable, names, put_words)
+    walkthrough = _walkthrough(
+        goal, objects[: num_wanted + 1], where, receptacles, layout, openable, spots, names, put_words
+    )
     sentence = rng.choice(_SENTENCES[goal.task_type])
     sentence = sentence.format(obj=goal.object.lower(), recep=goal.receptacle.lower())
     data = {
@@ -370,7 +380,7 @@ def _problem(goal, layout, receptacles, openable, spots, where, class_of, fits, 
     return "\n".join([*lines, ")", f"(:goal {_goal_pddl(goal)})", "(:metric minimize (total-cost))", ")"])
 
 
-def _walkthrough(goal, main, where, receptacles, layout, openable, names, put_words) -> list[str]:
+def _walkthrough(goal, main, where, receptacles, layout, openable, spots, names, put_words) -> list[str]:
     """A solution by one who knows where everything is. `main` starts with the wanted object(s), then the lamp."""
     of_class = {}
     for receptacle, class_ in zip(receptacles, layout.classes, strict=True):
@@ -381,9 +391,9 @@ def _walkthrough(goal, main, where, receptacles, layout, openable, names, put_wo
 
     def go(receptacle: str, open_it: bool) -> None:
         nonlocal here
-        if here != receptacle:
+        if here != spots[receptacle]:
             plan.append(f"go to {names[receptacle]}")
-            here = receptacle
+            here = spots[receptacle]
         if open_it and receptacle in openable and receptacle not in opened:
             plan.append(f"open {names[receptacle]}")
             opened.add(receptacle)

@@ -20,16 +20,16 @@ _SENTENCES = (
     "<think> </think> <action> </action>",
 )
 _COMPACT = ("task saw did now can ; , : . room special happens nothing",)
-_FULL_NUMBERS = 30
+_PUBLISHED_NUMBERS = 100  # the published prompt counts turns
 
 
 def vocabulary(scene: str, prompt_form: str) -> Sequence[str]:
-    """Texts that together hold every word; numbers up to the most of a class that the scene can have."""
+    """Texts that together hold every word; numbers up to the most of a class, or of turns."""
     rooms = scenes.SCENES[scene]
     classes = {c for room in rooms for c in (*room.receptacles, *room.objects, *room.lamps)}
     most = max(6, *(most for room in rooms for _, most in room.receptacles.values()))
-    if scene == "full":
-        most = _FULL_NUMBERS
+    if prompt_form == "published":
+        most = _PUBLISHED_NUMBERS
     numbers = " ".join(str(n) for n in range(most + 1))
     things = sorted(c.lower() for c in classes)
     texts = [*_SENTENCES, *things, numbers]
