@@ -40,21 +40,19 @@ DEFECT = 1
 
 def main(argv: list[str] | None = None) -> None:
     """`python -m pipeline`. Exit codes: 0 complete, 1 a defect or a lost rank, 2 a named fault, 128+n signal n."""
-    errors = None
     try:
         request = resolve(parser().parse_args(argv))
         if request.dry_run:
             print(dry_run(request))
             code = 0
         else:
-            errors = RunPaths(request.run_dir).errors
             code = start(request)
     except BrokenPipeError:
         code = DEFECT
     except Exception as fault:
         if not names_its_remedy(fault):
             raise
-        code = end_on(fault, errors, "launch", 0)
+        code = end_on(fault, None, "launch", 0)  # errors.jsonl is for what stopped a run that was started
     sys.exit(code)
 
 
