@@ -49,6 +49,10 @@ def require_engine() -> None:
         raise EnvironmentFault(
             f"environment 'alfworld' needs {error.name}, which is not installed: {INSTALL_HINT}"
         ) from error
+    except OSError as error:  # alfworld makes its data folder when it is imported
+        raise EnvironmentFault(
+            f"alfworld cannot make its data folder ({error}); set ALFWORLD_DATA to a folder that can be written"
+        ) from error
     if textworld.__version__ != TESTED_TEXTWORLD:
         raise EnvironmentFault(
             f"textworld {textworld.__version__} is installed; the engine's speed-up is checked against "

@@ -57,11 +57,15 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write under a temporary name, flush, rename: a reader sees the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EnvironmentFault(f"{path}: cannot be written ({error}); free space or set env.cache_dir") from error
 
 
 def installed_logic(grammar: str = "move") -> Logic:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,15 @@ def prepare_games(
     `progress(done, total, what)` counts games. Raises EnvironmentFault where a game is not won by its walkthrough:
     that is a fault of the generator.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(f"{folder}: cannot be made ({error}); set env.cache_dir") from error
     with _locked(folder / "lock"):
         if (folder / MANIFEST).exists():
             return
+        for left_over in folder.glob(".*.tmp"):  # of a killed run
+            left_over.unlink()
         total, done = sum(counts.values()), 0
         packs: dict[str, list[str]] = {}
         jobs, digests, taken = [], {}, set()
@@ -90,9 +96,15 @@ def _run(jobs: list[tuple[Path, list[Game]]], processes: int) -> Iterator[tuple[
         return
     # spawn: the caller may hold threads (torch, MPI), which a forked child must not inherit.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for future in as_completed([pool.submit(make_pack, path, games) for path, games in jobs]):
-            yield future.result()
+    try:
+        with ProcessPoolExecutor(processes, mp_context=context) as pool:
+            for future in as_completed([pool.submit(make_pack, path, games) for path, games in jobs]):
+                yield future.result()
+    except BrokenProcessPool as error:
+        raise EnvironmentFault(
+            "a process that prepared games died (out of memory?); start again, finished packs are kept; "
+            "env.prepare_processes=1 needs the least memory"
+        ) from error
 
 
 _SLOT: EngineSlot | None = None  # one a process, for life (see engine.EngineSlot)

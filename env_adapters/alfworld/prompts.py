@@ -85,5 +85,5 @@ def brief(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Lower case; words, numbers, ',' and ':' set off by blanks; other punctuation dropped."""
-    return " ".join(re.findall(r"[a-z]+|\d+|[,:]", text.lower().replace("'", "")))
+    """Lower case; words (`in/on` is one), numbers, ',' and ':' set off by blanks; other punctuation dropped."""
+    return " ".join(re.findall(r"in/on|[a-z]+|\d+|[,:]", text.lower().replace("'", "")))

@@ -55,9 +55,10 @@ def test_unseen_shares_no_layout_and_no_goal_pair(scene):
     unseen_pairs = {(g.goal.object, g.goal.receptacle) for g in games["unseen"]}
     assert not pairs & unseen_pairs
     assert not {g.layout.classes for g in common} & {g.layout.classes for g in games["unseen"]}
-    # ... but nothing in it is a word that training never met
-    assert {o for o, _ in unseen_pairs} <= {o for o, _ in pairs}
-    assert {r for _, r in unseen_pairs} <= {r for _, r in pairs}
+    # ... but nothing in it is a word that training cannot meet
+    cells = [cell for t in TASK_TYPES for _, found in generate._cells(scene, 0, False, t) for cell in found]
+    assert {o for o, _ in unseen_pairs} <= {goal.object for goal, _ in cells}
+    assert {r for _, r in unseen_pairs} <= {goal.receptacle for goal, _ in cells}
     assert len(taken) == 240 * 5  # no two games alike, over all splits
     names = [g.task_id for split in games.values() for g in split]
     assert len(set(names)) == len(names)
@@ -146,6 +147,7 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path, monkeypatch):
 
     lines = start(tmp_path / "cut").communicate()[0].split()
     assert int(lines[0]) == 6 * (len(packs) - 1)  # whole packs count as done at once
+    assert not list((tmp_path / "cut").rglob("*.tmp"))
     whole = start(tmp_path / "whole").communicate()[0].split()
     assert lines[-1] == whole[-1]
     for path, stamp in packs.items():
@@ -312,6 +314,13 @@ def test_a_problem_that_does_not_translate_names_its_file(make, tmp_path):
     adapter = make_adapter("alfworld", {"data_dir": str(tmp_path), "cache_dir": str(tmp_path / "cache")})
     with pytest.raises(EnvironmentFault, match="game.tw-pddl: the PDDL problem does not translate"):
         adapter.make().reset(adapter.tasks("train")[0])
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    adapter = make_adapter("alfworld", {"source": "generated", "cache_dir": str(tmp_path / "file")})
+    with pytest.raises(EnvironmentFault, match="cannot be made .*; set env.cache_dir"):
+        adapter.prepare()
 
 
 def test_a_lock_left_by_a_dead_process_does_not_block(tmp_path):
