@@ -14,35 +14,37 @@ fail() { echo "error: $*" >&2; exit 2; }
 is_python_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
 
 # 1. The Python environment: the active one, else .venv
-environment="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
-if [ -n "$environment" ]; then
-    python="$environment/bin/python"
+environment="${VIRTUAL_ENV:-${CONDA_PREFIX:-$PWD/.venv}}"
+python="$environment/bin/python"
+stamp="$environment/.sapo-requirements"
+wanted="$(sha256sum <requirements.txt)"
+installed="$(cat "$stamp" 2>/dev/null || true)"
+if [ "$installed" != "$wanted" ]; then
+    for tool in g++ cmake; do
+        command -v "$tool" >/dev/null ||
+            fail "$tool not found, and the ALFWorld engine is built with it; install it (Debian: apt install g++ cmake)"
+    done
+fi
+if [ "$environment" != "$PWD/.venv" ]; then
     is_python_311 "$python" ||
         fail "the active environment $environment has no Python 3.11; activate one that has, or deactivate it and let run.sh make .venv"
-else
-    environment="$PWD/.venv"
-    python="$environment/bin/python"
-    if ! "$python" -m pip --version >/dev/null 2>&1; then
-        base=""
-        for candidate in python3.11 python3 python; do
-            if command -v "$candidate" >/dev/null && is_python_311 "$candidate"; then base="$candidate"; break; fi
-        done
-        [ -n "$base" ] || fail "Python 3.11 not found; install it (Debian 12: apt install python3.11 python3.11-venv), or activate an environment that has it"
-        "$base" -c 'import ensurepip, venv' 2>/dev/null ||
-            fail "$base cannot make virtual environments; install its venv module (Debian: apt install python3.11-venv)"
-        echo "making .venv with $("$base" --version)"
-        rm -rf .venv
-        "$base" -m venv .venv
-    fi
+elif ! "$python" -m pip --version >/dev/null 2>&1; then
+    base=""
+    for candidate in python3.11 python3 python; do
+        if command -v "$candidate" >/dev/null && is_python_311 "$candidate"; then base="$candidate"; break; fi
+    done
+    [ -n "$base" ] ||
+        fail "Python 3.11 not found; install it (Debian 12: apt install python3.11 python3.11-venv), or activate an environment that has it"
+    "$base" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$base cannot make virtual environments; install its venv module (Debian: apt install python3.11-venv)"
+    echo "making .venv with $("$base" --version)"
+    rm -rf .venv
+    "$base" -m venv .venv
+    installed=""
 fi
 
 # 2. The packages, when requirements.txt is another than was installed
-stamp="$environment/.sapo-requirements"
-wanted="$(sha256sum <requirements.txt | cut -d' ' -f1)"
-if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    for tool in g++ cmake; do
-        command -v "$tool" >/dev/null || fail "$tool not found, and the ALFWorld engine is built with it; install it (Debian: apt install g++ cmake)"
-    done
+if [ "$installed" != "$wanted" ]; then
     echo "installing requirements.txt into $environment (two packages are built from source: about six minutes)"
     "$python" -m pip install --disable-pip-version-check -r requirements.txt ||
         fail "requirements.txt could not be installed (see above); mend the cause and start the same command again"

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from pipeline.run_directory import append_error
+from runtime.distributed import CollectiveError
 
 OUR_PACKAGES = ("pipeline", "stages", "runtime", "env_adapters")
 USER_FAULT = 2  # exit code of a failure that names its remedy
@@ -29,10 +30,10 @@ def names_its_remedy(fault: BaseException) -> bool:
 def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int, rank: int = 0) -> int:
     """Say what went wrong on stderr and in errors.jsonl; returns the exit code.
 
-    Ranks often fail together for one reason: the others give rank 0, whose end makes the launcher end
-    them, some seconds to speak first.
+    Ranks often fail together for one reason: the others give rank 0 some seconds to speak first, and a rank
+    that only misses another gives that one the same. The end of the first makes the launcher end the others.
     """
-    if rank > 0:
+    if rank > 0 or isinstance(fault, CollectiveError):
         time.sleep(FIRST_WORD_S)
     if errors is not None and errors.parent.is_dir():
         append_error(errors, stage, iteration, rank, fault)

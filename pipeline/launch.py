@@ -147,6 +147,7 @@ def launch_environment(config: Config) -> dict[str, str]:
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not torch.cuda.is_available():
         environment.setdefault("DS_ACCELERATOR", "cpu")
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo on every rank that misses a lost one
     return environment
 
 

@@ -13,13 +13,17 @@ WATCH_EVERY_S = 1.0
 
 
 class StopRequest:
-    """Remembers the first SIGTERM or SIGINT; a second one ends the process as if it were not handled."""
+    """Remembers the first SIGTERM or SIGINT; a second one ends the process as if it were not handled.
 
-    def __init__(self) -> None:
+    Rank 0 is asked and tells the others. The others obey at once: a signal to them comes from a launcher that
+    ends what a lost rank has left.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
         self.signal = 0
         self._owner = os.getpid()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._remember)
+            signal.signal(number, self._remember if rank == 0 else signal.SIG_DFL)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal or os.getpid() != self._owner:  # a forked worker has nothing to finish

@@ -119,8 +119,6 @@ def test_a_run_killed_twice_has_the_weights_of_an_uncut_one(uncut, tmp_path):
 
 def test_stage_by_stage_equals_the_resident_run(uncut, tmp_path):
     run_dir = tmp_path / "by-hand"
-    done = run([*command(run_dir, 1), "--set", "logging.progress=false", "--dry-run"])
-    assert done.returncode == 0
     run_dir.mkdir()
     (run_dir / "config.yaml").write_bytes((uncut / "config.yaml").read_bytes())
     stages = ["reserve_vocab", "warm_start", *["collect_rollouts", "compute_advantages", "optimize"] * ITERATIONS]
@@ -173,3 +171,10 @@ def test_two_ranks(tmp_path):
     done = run([*command(run_dir, 1), "--ranks", "2"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert read_manifests(RunPaths(run_dir))["optimize", 1].ranks == 2
+
+
+def test_an_unknown_model_on_two_ranks_is_one_line(tmp_path):
+    done = run([*command(tmp_path / "run", 1), "--ranks", "2", "--model", "no-such-model"])
+    assert done.returncode == 2
+    faults = [line for line in done.stderr.splitlines() if "error" in line.lower() or "Traceback" in line]
+    assert len(faults) == 1 and faults[0].startswith("error: model 'no-such-model': no folder "), done.stderr
