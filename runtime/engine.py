@@ -71,6 +71,7 @@ def deepspeed_config(
         "overlap_comm": device != "cpu" and zero_stage > 0,
         "contiguous_gradients": True,
         "stage3_gather_16bit_weights_on_model_save": True,
+        "reduce_bucket_size": 50_000_000,  # elements; DeepSpeed's default holds 2 GB of fp32
     }
     if device != "cpu":
         zero |= {
@@ -182,7 +183,11 @@ class TrainingEngine:
         if gradient_checkpointing:
             policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(
-            decay_groups(policy.named_parameters(), weight_decay), lr=0.0, betas=adam_betas, eps=adam_epsilon
+            decay_groups(policy.named_parameters(), weight_decay),
+            lr=0.0,
+            betas=adam_betas,
+            eps=adam_epsilon,
+            fused=distributed.device.type == "cpu",  # there it saves temporaries of the weights' size
         )
         self._engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
         self._engine.train()

@@ -143,7 +143,9 @@ def test_equals_plain_torch(root, single):
     assert metrics["sapo/grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-5)
     trained = policy(root, "resident", 1)
     plain = {name: tensor for name, tensor in model.state_dict().items() if name in trained}
-    assert largest_difference(plain, trained) < 2e-6  # weights of size 0.3 that moved by 0.01
+    assert largest_difference(plain, trained) < 5e-6  # weights moved by 0.01; Adam magnifies where gradients are near 0
+    error = sum((plain[name] - tensor).double().square().sum() for name, tensor in trained.items())
+    assert error < (1e-6) ** 2 * sum(tensor.double().square().sum() for tensor in trained.values())
 
 
 # -- ranks, stages, processes ------------------------------------------------------------------------------------
