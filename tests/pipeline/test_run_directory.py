@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_dead_owner_lets_go_even_where_its_child_lives_on(tmp_path):
     finally:
         os.kill(child, signal.SIGKILL)
     assert owner_pid(path) is None
+
+
+def test_an_owner_that_is_ending_is_waited_for(tmp_path):
+    path = tmp_path / "run.lock"
+    process, _ = holder(path)
+    threading.Timer(0.5, process.kill).start()
+    with RunLock(path, patience_s=10.0):
+        assert owner_pid(path) == os.getpid()
+    process.wait()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"pid": 1}', b"\xff\xff"])
