@@ -96,7 +96,12 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Adapter(Protocol):
-    """An environment family. Built from its own frozen `Options` dataclass: `MyAdapter(MyAdapter.Options(...))`."""
+    """An environment family. Built from its own frozen `Options` dataclass: `MyAdapter(MyAdapter.Options(...))`.
+
+    An adapter may also have `interchangeable_words`: groups of single words (lower case) that can be renamed into
+    each other, the same way all over an episode, without changing what a good action is. The warm start of a tiny
+    model uses it (`warm_start.word_permutation`).
+    """
 
     name: ClassVar[str]
     Options: ClassVar[type]  # frozen dataclass; every field has a default; ranges checked in __post_init__

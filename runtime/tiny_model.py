@@ -32,6 +32,9 @@ PIECE = r"[0-9]|[^0-9]+"
 # after the pieces are joined with spaces: what stands without a space on its left, right, both sides
 GLUED_LEFT, GLUED_RIGHT, GLUED_BOTH = ",.:;?!)%", "(", "[]"
 POSITIONS = 4096  # longest sequence, tokens
+# Deviation of the initial weights. At widths of 64-128 the usual 0.02 starts so flat that copying from the prompt
+# takes about three times as many tokens to appear (trial: 0.75M tokens of demonstrations, loss 0.45 against 0.25).
+INITIAL_STD = 0.08
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 
 
@@ -63,6 +66,7 @@ def make_tiny_model(
         num_key_value_heads=heads,
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
+        initializer_range=INITIAL_STD,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

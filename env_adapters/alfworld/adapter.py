@@ -185,6 +185,12 @@ class AlfworldAdapter:
         scene = self.options.scene if self.source == "generated" else "full"
         return words.vocabulary(scene, self.prompt_form)
 
+    @property
+    def interchangeable_words(self) -> Sequence[Sequence[str]]:
+        """Groups of nouns that can be renamed into each other without changing what a good action is."""
+        scene = self.options.scene if self.source == "generated" else "full"
+        return words.interchangeable(scene)
+
     def description(self) -> Mapping[str, Any]:
         games = self._load()
         facts: dict[str, Any] = {

@@ -43,3 +43,13 @@ def _published_frame() -> tuple[str, ...]:
 
     empty = Observation("", "", ("",))
     return (prompts.published(empty, [], 0), prompts.published(empty, [PastTurn("", "")], 1))
+
+
+def interchangeable(scene: str) -> Sequence[Sequence[str]]:
+    """Objects among themselves, receptacles that open, and receptacles that do not; appliances and lamps keep their names."""
+    rooms = scenes.SCENES[scene]
+    objects = {c for room in rooms for c in room.objects}
+    appliances = {appliance for appliance, _ in scenes.APPLIANCE.values()}
+    receptacles = {c for room in rooms for c in room.receptacles} - appliances
+    groups = (objects, receptacles & scenes.OPENABLE, receptacles - scenes.OPENABLE)
+    return tuple(tuple(sorted(c.lower() for c in group)) for group in groups)
