@@ -46,7 +46,7 @@ def _published_frame() -> tuple[str, ...]:
 
 
 def interchangeable(scene: str) -> Sequence[Sequence[str]]:
-    """Objects among themselves, receptacles that open, and receptacles that do not; appliances and lamps keep their names."""
+    """Objects, receptacles that open, receptacles that do not, each among themselves; appliances and lamps stay."""
     rooms = scenes.SCENES[scene]
     objects = {c for room in rooms for c in room.objects}
     appliances = {appliance for appliance, _ in scenes.APPLIANCE.values()}
