@@ -24,10 +24,17 @@ class Facts:
     iterations: int
     evaluate_every: int
     config: str  # fingerprint of the settings that may not change
+    reference: bool = False  # the KL term is on: policy 0 is read in every iteration
 
     @classmethod
     def of(cls, config: Config) -> Facts:
-        return cls(config.warm_start.enabled, config.run.iterations, config.evaluate.every, fingerprint(config))
+        return cls(
+            warm_start=config.warm_start.enabled,
+            iterations=config.run.iterations,
+            evaluate_every=config.evaluate.every,
+            config=fingerprint(config),
+            reference=config.optimize.kl_coef != 0,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ def input_makers(step: Name, facts: Facts) -> dict[str, Name]:
     makers = {"policy": policy_maker(i - 1, facts.warm_start)}
     if stage in ("compute_advantages", "optimize"):
         makers["rollouts"] = ("collect_rollouts", i)
+    if stage == "compute_advantages" and facts.reference:
+        makers["reference"] = policy_maker(0, facts.warm_start)
     if stage == "optimize":
         makers["advantages"] = ("compute_advantages", i)
     return makers

@@ -182,7 +182,7 @@ def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest |
         whatever the stage raises.
     """
     stage, iteration = session.at = step
-    session.on_main(lambda: _check_before(session, step), f"the checks before {stage}")
+    session.on_main(lambda: _check_before(session, step, recompute), f"the checks before {stage}")
     started = time.monotonic()
     if stage == EXPORT:
         last = session.facts.iterations
@@ -204,10 +204,12 @@ def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest |
     return _record(session, step, result, time.monotonic() - started)
 
 
-def _check_before(session: Session, step: Name) -> None:
+def _check_before(session: Session, step: Name, recompute: bool) -> None:
     stage, iteration = step
     paths, config = session.paths, session.config
     for name, maker in input_makers(step, session.facts).items():
+        if recompute and name != "rollouts":  # no model is loaded
+            continue
         manifest = session.manifests.get(maker)
         if manifest is None:
             raise RunError(f"{paths.root}: {stage} {iteration} needs {maker[0]} {maker[1]} first; do that stage before")
@@ -216,7 +218,7 @@ def _check_before(session: Session, step: Name) -> None:
                 f"{paths.root}: policy {maker[1]} was removed by retention (checkpoint.keep_last, keep_every), "
                 f"so {stage} {iteration} cannot be done any more; take a later iteration"
             )
-        prefix = "" if stage == "optimize" or name != "policy" or maker[0] == "reserve_vocab" else "policy/"
+        prefix = "policy/" if maker[0] in ("warm_start", "optimize") and stage != "optimize" else ""
         check_outputs(manifest, paths.stage(*maker), prefix, hashes=maker not in session.trusted)
         session.trusted.add(maker)
     source = paths.policy(max(iteration - 1, 0)) if stage != "reserve_vocab" else None

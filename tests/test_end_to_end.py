@@ -134,6 +134,26 @@ def test_stage_by_stage_equals_the_resident_run(uncut, tmp_path):
     assert again.returncode != 0 and "optimize 2 is complete" in again.stderr
 
 
+def test_targets_are_recomputed_beside_the_runs_own(uncut, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(uncut, run_dir)
+    own = RunPaths(run_dir).advantages(2)
+    before = (own / "targets.jsonl").read_bytes()
+
+    def recompute(*settings: str) -> subprocess.CompletedProcess:
+        return run([DEEPSPEED, "--num_accelerators", "1", "stages/compute_advantages.py", "--run-dir", str(run_dir),
+                    "--recompute", *settings], DS_ACCELERATOR="cpu")  # fmt: skip
+
+    done = recompute("--set", "advantage.gamma=0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (beside,) = own.parent.glob("advantages-*")
+    assert (beside / "targets.jsonl").read_bytes() != before
+    assert (own / "targets.jsonl").read_bytes() == before
+    refused = recompute()
+    assert refused.returncode != 0 and "policy 2 was trained on these targets" in refused.stderr
+    assert "plan: 0 steps to do" in run(command(run_dir)).stdout
+
+
 def test_sigterm_stops_after_the_stage_in_progress(tmp_path):
     run_dir = tmp_path / "stopped"
     launcher = subprocess.Popen(command(run_dir, 200), cwd=ROOT, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"},

@@ -141,3 +141,11 @@ def test_policy_0_is_the_model_where_there_is_no_warm_start():
     manifests = done(5, facts)
     assert manifests["collect_rollouts", 1].inputs["policy"] == manifests["reserve_vocab", 0].digest
     assert done(6)["collect_rollouts", 1].inputs["policy"] == done(6)["warm_start", 0].digest
+
+
+def test_the_reference_is_an_input_where_it_is_used():
+    facts = replace(FACTS, reference=True)
+    manifests = done(len(SEQUENCE), facts)
+    assert set(actions(facts, manifests).values()) == {"skip"}
+    assert manifests["compute_advantages", 3].inputs["reference"] == manifests["warm_start", 0].digest
+    assert "reference" not in done(len(SEQUENCE))["compute_advantages", 3].inputs
