@@ -24,12 +24,13 @@ from runtime.files import free_gib
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
-import subprocess, sys, time
+import os, sys, time
 from pipeline.run_directory import RunLock
 lock = RunLock(sys.argv[1])
 lock.acquire()
-child = subprocess.Popen(["sleep", "30"], close_fds=False) if len(sys.argv) > 2 else None
-print(child.pid if child else 0, flush=True)
+child = os.fork() if len(sys.argv) > 2 else None  # as a forked environment worker: open files are inherited
+if child != 0:
+    print(child or 0, flush=True)
 time.sleep(30)
 """
 
