@@ -38,11 +38,11 @@ class RunConfig:
 class ModelConfig:
     name: str = "tiny"  # "tiny", "Qwen2.5-1.5B", "Qwen2.5-7B", "smollm2-135m", a hub id or a local folder
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # compute and export; fp32 on CPU (bf16 is 5x slower on AVX2)
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"  # transformers' attention implementation
     chat_template: bool = True  # render prompts with the tokenizer's chat template; False: the plain prompt text
     tiny_width: int = 128  # hidden size of the random-weight `tiny` model
-    tiny_layers: int = 4
-    tiny_heads: int = 4
+    tiny_layers: int = 4  # transformer blocks of `tiny`
+    tiny_heads: int = 4  # attention heads of `tiny`
 
     def __post_init__(self) -> None:
         _check(bool(self.name), "model.name", self.name, "a name, a hub id or a folder")
@@ -88,12 +88,12 @@ class EnvConfig:
 class WarmStartConfig:
     """Supervised start on expert episodes. On in `tiny`, off in the paper presets."""
 
-    enabled: bool = False
+    enabled: bool = False  # off: policy 0 is the base model itself
     demonstrations: int = 1000  # expert episodes (at most the adapter's warm_start split)
     epochs: float = 1.0  # passes over the demonstrations' turns
     batch_size: int = 256  # turns an optimizer step
-    learning_rate: float = 1e-3
-    warmup_steps: int = 20
+    learning_rate: float = 1e-3  # the highest; a cosine then falls to a tenth of it
+    warmup_steps: int = 20  # optimizer steps of linear learning-rate warm-up
     word_permutation: bool = False  # tiny model only: every demonstration with its content words renamed at random
 
     def __post_init__(self) -> None:
@@ -144,24 +144,24 @@ class OptimizeConfig:
     learning_rate: float = 1e-6  # published
     warmup_steps: int = 0  # optimizer steps of linear learning-rate warm-up
     weight_decay: float = 0.01  # published framework's
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    epochs: int = 1
+    adam_beta1: float = 0.9  # decay of AdamW's first moment
+    adam_beta2: float = 0.999  # decay of its second moment
+    adam_epsilon: float = 1e-8  # added to the root of the second moment
+    max_grad_norm: float = 1.0  # global L2 norm at which gradients are clipped (published)
+    epochs: int = 1  # passes over an iteration's turns (published)
     minibatch_size: int = 256  # turns an optimizer step, over all ranks (published: 256 ALFWorld, 64 WebShop)
     microbatch_tokens: int = 16384  # padded tokens a forward on one rank
     clip_low: float = 0.2  # eps below 1 of the ratio
     clip_high: float = 0.2  # eps above 1
     value_clip: float = 0.2  # eps_V in normalised space; open in the paper; ours
-    q_clip: float = 0.2  # eps_Q
+    q_clip: float = 0.2  # eps_Q, likewise
     value_coef: float = 0.5  # c_V; open in the paper; ours
-    q_coef: float = 0.5  # c_Q
+    q_coef: float = 0.5  # c_Q, likewise
     kl_coef: float = 0.01  # beta, k3 estimator against the reference
     entropy_coef: float = 0.001  # c_H
     value_warmup_iterations: int = 0  # iterations that train V and Q only, before the policy moves
-    zero_stage: Literal[0, 1, 2, 3] = 3
-    gradient_checkpointing: bool = False
+    zero_stage: Literal[0, 1, 2, 3] = 3  # DeepSpeed ZeRO: what is partitioned over ranks
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass
     offload_optimizer: bool = False  # fp32 masters and moments in CPU memory
     offload_parameters: bool = False  # partitioned weights in CPU memory (stage 3)
 
@@ -186,7 +186,7 @@ class OptimizeConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     every: int = 5  # iterations between evaluations; also before training and at the end
-    tasks: int = 128  # games a held-out split at the evaluations on the way (stratified); 0: only before and after
+    tasks: int = 128  # games a held-out split at the evaluations on the way (stratified); 0: all
     final_tasks: int = 0  # games a split before training and at the end; 0: all
     temperature: float = 0.4  # published; 0 is greedy
     greedy_too: bool = False  # a second sweep at temperature 0 before training and at the end
@@ -212,7 +212,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoggingConfig:
-    tensorboard: bool = True
+    tensorboard: bool = True  # write TensorBoard events beside metrics.jsonl
     progress: bool = True  # progress bars; plain lines where the output is no terminal
 
 
