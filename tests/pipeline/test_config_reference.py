@@ -1,0 +1,44 @@
+"""docs/configuration.md is what the dataclasses say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.config import Config
+from pipeline.config_loading import flatten
+from pipeline.config_reference import field_comments, page, table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+@dataclass(frozen=True)
+class Sample:
+    size: int = 3  # tokens | words
+    kind: Literal["a", "b"] = "a"
+    name: str = ""  # text with a # in it
+
+
+def test_a_table_worked_by_hand():
+    assert field_comments(Sample) == {"size": "tokens | words", "name": "text with a # in it"}
+    assert list(table("rollout", Sample)) == [
+        "| key | type | default | may change | meaning |",
+        "|---|---|---|---|---|",
+        "| `rollout.size` | int | `3` |  | tokens \\| words |",
+        "| `rollout.kind` | `a`, `b` | `a` |  |  |",
+        '| `rollout.name` | str | `""` |  | text with a # in it |',
+    ]
+    assert "| yes |" in list(table("logging", Sample))[2]  # a section that may change as a whole
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python -m pipeline.config_reference > docs/configuration.md"
+    )
+
+
+def test_every_setting_is_on_the_page_with_a_meaning():
+    rows = {line.split("`")[1]: line for line in page().splitlines() if line.startswith("| `")}
+    assert flatten(Config()).keys() <= rows.keys()
+    assert [key for key, line in rows.items() if line.endswith("|  |")] == []
