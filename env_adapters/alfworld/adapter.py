@@ -47,6 +47,9 @@ class AlfworldOptions:
     seed: int = 0  # of generated games
     prompt: Literal["auto", "published", "compact"] = "auto"  # auto: compact for tiny generated games
     expert: Literal["auto", "searcher", "walkthrough"] = "auto"  # auto: searcher for generated games
+    # What counts as a valid action. format: well-formed tags, as published; admissible: also in the list that the prompt
+    # shows (what is not there gets "Nothing happens" from the engine either way).
+    validity: Literal["format", "admissible"] = "format"
     success_reward: float = 10.0  # paid once, at the turn that reaches the goal
     prepare_processes: int = 0  # 0: one a core
 
@@ -67,6 +70,7 @@ _CHOICES = {
     "grammar": ("move", "put"),
     "prompt": ("auto", "published", "compact"),
     "expert": ("auto", "searcher", "walkthrough"),
+    "validity": ("format", "admissible"),
 }
 
 
@@ -171,7 +175,8 @@ class AlfworldAdapter:
         return self._load().tasks(split)
 
     def make(self) -> AlfworldEnvironment:
-        return AlfworldEnvironment(self._load(), self.options.success_reward, self.expert_form)
+        must_be_listed = self.options.validity == "admissible"
+        return AlfworldEnvironment(self._load(), self.options.success_reward, self.expert_form, must_be_listed)
 
     # -- text ----------------------------------------------------------------------------------------------------
     def prompt(self, observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
@@ -216,9 +221,12 @@ class AlfworldAdapter:
 class AlfworldEnvironment:
     """One engine slot. Wins are latched: the episode has ended, and a further step is refused."""
 
-    def __init__(self, games: RealGames | GeneratedGames, success_reward: float, expert_form: str) -> None:
+    def __init__(
+        self, games: RealGames | GeneratedGames, success_reward: float, expert_form: str, must_be_listed: bool = False
+    ) -> None:
         self._games = games
         self._success_reward = success_reward
+        self._must_be_listed = must_be_listed
         self._expert_form = expert_form
         self._slot = EngineSlot()
         self._task: Task | None = None
@@ -254,6 +262,7 @@ class AlfworldEnvironment:
         parsed = parse_response(response)
         if not parsed.valid:
             return StepResult(self._observe(NOTHING_HAPPENS), 0.0, False, "", False)
+        valid = not self._must_be_listed or parsed.action in self._slot.admissible
         feedback = self._slot.step(parsed.action)
         if self._searcher:
             self._searcher.watch(feedback)
@@ -261,7 +270,7 @@ class AlfworldEnvironment:
         self._ended = self._slot.won
         reward = self._success_reward if self._ended else 0.0
         score = 1.0 if self._ended else 0.0
-        return StepResult(self._observe(feedback), reward, self._ended, parsed.action, True, self._ended, score)
+        return StepResult(self._observe(feedback), reward, self._ended, parsed.action, valid, self._ended, score)
 
     def _follow(self, action: str) -> None:
         plan = self._walkthrough

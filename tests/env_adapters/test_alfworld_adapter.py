@@ -101,6 +101,15 @@ def test_inadmissible_and_invalid_are_different(tiny):
     assert result.observation.admissible_actions == start.admissible_actions
 
 
+def test_validity_can_mean_admissible(make):
+    environment = make(validity="admissible").make()
+    start = environment.reset(make().tasks("train")[0])
+    unlisted = environment.step("<think></think><action>fly to the moon</action>")
+    assert (unlisted.valid, unlisted.action, unlisted.observation.text) == (False, "fly to the moon", "Nothing happens.")
+    listed = environment.step(f"<think></think><action>{start.admissible_actions[0]}</action>")
+    assert (listed.valid, listed.action) == (True, start.admissible_actions[0])
+
+
 @pytest.mark.parametrize("grammar", ["move", "put"])
 def test_text_of_both_generations(make, grammar):
     adapter = make(grammar=grammar)
