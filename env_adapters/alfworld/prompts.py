@@ -45,9 +45,9 @@ def published(observation: Observation, history: Sequence[PastTurn], turns_taken
 
 def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
     """The form of few words, e.g.
-    `task put a hot mug in shelf ; saw desk 1 : pan 1 ; did go to fridge 1 ; now fridge 1 closed ; can open fridge 1`
+    `task put a hot mug in shelf ; turn 2 ; saw desk 1 : pan 1 ; did go to fridge 1 ; now fridge 1 closed ; can open …`
     """
-    parts = [f"task {plain(observation.goal)}"]
+    parts = [f"task {plain(observation.goal)}", f"turn {turns_taken + 1}"]
     for past in history:
         parts += [f"saw {brief(past.observation)}", f"did {plain(past.action) or 'nothing'}"]
     parts.append(f"now {brief(observation.text)}")

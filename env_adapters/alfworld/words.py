@@ -19,18 +19,15 @@ _SENTENCES = (
     "you sliced the with the",
     "<think> </think> <action> </action>",
 )
-_COMPACT = ("task saw did now can ; , : . room special happens nothing",)
-_PUBLISHED_NUMBERS = 100  # the published prompt counts turns
+_COMPACT = ("task turn saw did now can ; , : . room special happens nothing",)
+_NUMBERS = 100  # the prompts count turns; no scene has as many of a class
 
 
 def vocabulary(scene: str, prompt_form: str) -> Sequence[str]:
     """Texts that together hold every word; numbers up to the most of a class, or of turns."""
     rooms = scenes.SCENES[scene]
     classes = {c for room in rooms for c in (*room.receptacles, *room.objects, *room.lamps)}
-    most = max(6, *(most for room in rooms for _, most in room.receptacles.values()))
-    if prompt_form == "published":
-        most = _PUBLISHED_NUMBERS
-    numbers = " ".join(str(n) for n in range(most + 1))
+    numbers = " ".join(str(n) for n in range(_NUMBERS + 1))
     things = sorted(c.lower() for c in classes)
     texts = [*_SENTENCES, *things, numbers]
     if prompt_form == "compact":
