@@ -64,16 +64,23 @@ def table(section: str, kind: type) -> Iterator[str]:
 
 
 def field_comments(kind: type) -> dict[str, str]:
-    """The comment at the end of each field's line in the source of a dataclass."""
+    """The comment at the end of each field's line in the source of a dataclass, else the comment lines above it."""
     source = textwrap.dedent(inspect.getsource(kind))
-    by_line = {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
+    comments, alone = {}, set()  # text by line; the lines that hold nothing else
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments[token.start[0]] = token.string.removeprefix("#").strip()
+            alone |= {token.start[0]} if token.line.lstrip().startswith("#") else set()
     (definition,) = ast.parse(source).body
-    fields = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
-    return {node.target.id: by_line[node.lineno] for node in fields if node.lineno in by_line}
+    found = {}
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign):
+            first = last = node.lineno
+            while first - 1 in alone:
+                first -= 1
+            lines = [last] if last in comments else range(first, last)
+            found[node.target.id] = " ".join(comments[line] for line in lines)
+    return {name: text for name, text in found.items() if text}
 
 
 def _introduction(kind: type) -> list[str]:

@@ -17,16 +17,24 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 class Sample:
     size: int = 3  # tokens | words
     kind: Literal["a", "b"] = "a"
+    # Both lines
+    # belong to it.
+    rate: float = 0.5
     name: str = ""  # text with a # in it
 
 
 def test_a_table_worked_by_hand():
-    assert field_comments(Sample) == {"size": "tokens | words", "name": "text with a # in it"}
+    assert field_comments(Sample) == {
+        "size": "tokens | words",
+        "rate": "Both lines belong to it.",
+        "name": "text with a # in it",
+    }
     assert list(table("rollout", Sample)) == [
         "| key | type | default | may change | meaning |",
         "|---|---|---|---|---|",
         "| `rollout.size` | int | `3` |  | tokens \\| words |",
         "| `rollout.kind` | `a`, `b` | `a` |  |  |",
+        "| `rollout.rate` | float | `0.5` |  | Both lines belong to it. |",
         '| `rollout.name` | str | `""` |  | text with a # in it |',
     ]
     assert "| yes |" in list(table("logging", Sample))[2]  # a section that may change as a whole
