@@ -36,7 +36,7 @@ def adapter_class(name: str) -> type[Adapter]:
     if ":" in name:
         return _load(name, name)
     near = difflib.get_close_matches(name, adapter_names(), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(adapter_names())}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(adapter_names())}."
     raise EnvironmentFault(f"environment {name!r}: no such name; {hint} Or give a dotted path, package.module:Class")
 
 

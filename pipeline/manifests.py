@@ -41,7 +41,7 @@ class Manifest:
     counts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)  # "total" and the stage's own parts
-    peak_memory_mib: Mapping[str, float] = field(default_factory=dict)  # of rank 0's process until then
+    peak_memory_mib: Mapping[str, float] = field(default_factory=dict)  # of the highest rank's process until then
     ranks: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()  # folders that retention took away ("engine/", "policy/")
