@@ -144,6 +144,8 @@ def _parameter_names(source: Path) -> tuple[Any, str, str]:
         raise ModelFilesError(
             f"{source}: a {config.model_type} model is not a plain text model; use a model such as Qwen2.5 or Llama"
         )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelFilesError(f"{source}: config.json has a quantization_config; use a model that is not quantised")
     modules = {id(module): name for name, module in model.named_modules()}
     embedding, head = modules[id(model.get_input_embeddings())], modules.get(id(model.get_output_embeddings()))
     Policy(model, ValueTokens(0, 1, 1.0, 1.0, "none"), 1.0)  # refuses a head that the readout cannot use

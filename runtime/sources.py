@@ -108,7 +108,9 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     transformers_logging.disable_progress_bar()
     quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    plain = LlamaForCausalLM(quantised.config)  # free of what the loader attaches; saves as any other model
+    config = quantised.config
+    del config.quantization_config  # the weights are plain now; with it transformers would refuse to save them
+    plain = LlamaForCausalLM(config)
     plain.load_state_dict(quantised.state_dict())
     with atomic_folder(target) as folder:
         plain.save_pretrained(folder)

@@ -277,6 +277,11 @@ def other_config(source):
     (source / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
 
 
+def quantised(source):
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+
+
 def truncate(source):
     os.truncate(source / "model.safetensors", (source / "model.safetensors").stat().st_size - 1)
 
@@ -295,6 +300,7 @@ DAMAGES = {
         "tokenizer",
     ),
     "other config": (other_config, r"shape \[320, 16\], config.json says vocab_size 300"),
+    "quantised": (quantised, "config.json has a quantization_config; use a model that is not quantised"),
     "tokenizer too long": (too_long_tokenizer, "the tokenizer has id 358, the model 320 rows"),
 }
 

