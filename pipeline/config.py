@@ -94,10 +94,13 @@ class WarmStartConfig:
     batch_size: int = 256  # turns an optimizer step
     learning_rate: float = 1e-3  # the highest; a cosine then falls to a tenth of it
     warmup_steps: int = 20  # optimizer steps of linear learning-rate warm-up
+    # share of turns at which the demonstrator plays a random admissible action: a teacher that can be surpassed
+    error_rate: float = 0.0
     word_permutation: bool = False  # tiny model only: every demonstration with its content words renamed at random
 
     def __post_init__(self) -> None:
         _check(self.demonstrations >= 1, "warm_start.demonstrations", self.demonstrations, ">= 1")
+        _check(0 <= self.error_rate <= 1, "warm_start.error_rate", self.error_rate, "in [0, 1]")
         _check(self.epochs > 0, "warm_start.epochs", self.epochs, "> 0")
         _check(self.batch_size >= 1, "warm_start.batch_size", self.batch_size, ">= 1")
         _check(self.learning_rate > 0, "warm_start.learning_rate", self.learning_rate, "> 0")

@@ -1,6 +1,6 @@
 """The expert's process: `python -m runtime.demonstration_worker`, started by runtime.demonstrations.
 
-Reads one pickle (import path, adapter name, adapter options, tasks, turn limit) from stdin and writes one JSON
+Reads one pickle (import path, adapter name, adapter options, tasks, turn limit, error rate, seed) from stdin and writes one JSON
 line an episode to stdout. Nothing heavy is imported: no torch, no transformers.
 """
 
@@ -9,18 +9,26 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import sys
 import traceback
 from typing import Any
 
 
-def play_expert(adapter: Any, environment: Any, task: Any, max_turns: int) -> dict[str, Any]:
+def play_expert(
+    adapter: Any, environment: Any, task: Any, max_turns: int, error_rate: float = 0.0, seed: int = 0
+) -> dict[str, Any]:
     """One episode played by the environment's expert, as a demonstration record.
+
+    Args:
+        error_rate: share of turns at which a random admissible action is played instead of the expert's; nothing
+            happens where the environment lists no actions. What is drawn derives from `seed` and the task's id.
 
     Returns:
         {"task_id", "goal", "success", "turns": [{"observation", "admissible_actions", "action"}, ...]}. An episode
         that the expert gives up, or does not end within `max_turns`, has success False.
     """
+    rng = random.Random(f"demonstration errors {seed} {task.task_id}")
     observation = environment.reset(task)
     goal, turns, success = observation.goal, [], False
     for _ in range(max_turns):
@@ -28,6 +36,8 @@ def play_expert(adapter: Any, environment: Any, task: Any, max_turns: int) -> di
         if action is None:
             break
         shown = observation.admissible_actions
+        if shown and rng.random() < error_rate:
+            action = rng.choice(shown)
         actions = None if shown is None else list(shown)
         turns.append({"observation": observation.text, "admissible_actions": actions, "action": action})
         result = environment.step(adapter.response(action))
@@ -41,14 +51,14 @@ def play_expert(adapter: Any, environment: Any, task: Any, max_turns: int) -> di
 def main() -> None:
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an engine prints must not mix with the records
-    sys.path[:], name, options, tasks, max_turns = pickle.load(sys.stdin.buffer)
+    sys.path[:], name, options, tasks, *settings = pickle.load(sys.stdin.buffer)
     from env_adapters.registry import make_adapter
 
     adapter = make_adapter(name, options)
     environment = adapter.make()
     for task in tasks:
         try:
-            record = play_expert(adapter, environment, task, max_turns)
+            record = play_expert(adapter, environment, task, *settings)
         except Exception:  # counted by the parent; the slot's state is unknown, so the next task gets a new one
             record = {"task_id": task.task_id, "error": traceback.format_exc()}
             environment.close()

@@ -60,6 +60,8 @@ def play_demonstrations(
     workers: int,
     timeout_s: float,
     played: Callable[[], None],
+    error_rate: float = 0.0,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Have the expert play every task; one record a task, in the order of `tasks`.
 
@@ -68,12 +70,13 @@ def play_demonstrations(
         workers: processes.
         timeout_s: longest silence of all workers together.
         played: called after each episode.
+        error_rate, seed: as for demonstration_worker.play_expert.
 
     Raises:
         DemonstrationError: a worker died or is silent for too long.
     """
     shares = [list(tasks[start::workers]) for start in range(min(workers, len(tasks)))]
-    processes = [_start(name, options, share, max_turns) for share in shares]
+    processes = [_start((name, dict(options), share, max_turns, error_rate, seed)) for share in shares]
     records: dict[str, dict[str, Any]] = {}
     try:
         for line in _lines(processes, timeout_s):
@@ -94,7 +97,7 @@ def play_demonstrations(
     return [records[task.task_id] for task in tasks]
 
 
-def _start(name: str, options: Mapping[str, Any], tasks: Sequence[Task], max_turns: int) -> subprocess.Popen:
+def _start(work: tuple) -> subprocess.Popen:
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -105,7 +108,7 @@ def _start(name: str, options: Mapping[str, Any], tasks: Sequence[Task], max_tur
     )
     with suppress(BrokenPipeError):  # it has died: noticed when its episodes are missing
         imports = [entry or os.getcwd() for entry in sys.path]
-        pickle.dump((imports, name, dict(options), list(tasks), max_turns), process.stdin)
+        pickle.dump((imports, *work), process.stdin)
         process.stdin.close()
     return process
 

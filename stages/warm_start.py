@@ -102,6 +102,8 @@ def ready_demonstrations(context: Context, path: Path) -> None:
             config.rollout.workers or os.cpu_count() or 1,
             config.rollout.turn_timeout_s,
             bar.update,
+            config.warm_start.error_rate,
+            config.run.seed,
         )
         bar.close()
         write_demonstrations(path, records)
