@@ -32,10 +32,10 @@ def task(name: str, rooms: int, start: int, **payload) -> Task:
     return Task(name, "warm_start", "x", {"rooms": rooms, "start": start, **payload})
 
 
-def play(tasks, adapter="CorridorAdapter", max_turns=4, workers=2, timeout_s=30.0):
+def play(tasks, adapter="CorridorAdapter", max_turns=4, workers=2, timeout_s=30.0, **errors):
     done = []
     records = play_demonstrations(
-        f"tests.corridor:{adapter}", {}, tasks, max_turns, workers, timeout_s, lambda: done.append(1)
+        f"tests.corridor:{adapter}", {}, tasks, max_turns, workers, timeout_s, lambda: done.append(1), **errors
     )
     assert len(done) == len(tasks)
     return records
@@ -55,6 +55,17 @@ def test_the_expert_plays_every_task_in_order():
 def test_the_number_of_processes_changes_nothing():
     tasks = [task(f"t{n}", 1 + n % 3, 0) for n in range(7)]
     assert play(tasks, workers=1) == play(tasks, workers=3)
+
+
+def test_a_demonstrator_errs_at_the_rate_it_is_told():
+    """The expert of the corridor always plays `right`; an error is one of three actions, so 2/3 of errors show."""
+    tasks = [task(f"t{n}", 40, 0) for n in range(30)]
+    records = play(tasks, max_turns=40, error_rate=0.6, seed=7)
+    actions = [turn["action"] for record in records for turn in record["turns"]]
+    wrong = sum(action != "right" for action in actions) / len(actions)
+    assert abs(wrong - 0.6 * 2 / 3) < 0.06  # 1200 draws: three deviations are 0.042
+    assert play(tasks, max_turns=40, workers=1, error_rate=0.6, seed=7) == records
+    assert play(tasks, max_turns=40, error_rate=0.6, seed=8) != records
 
 
 def test_a_fault_costs_one_episode(tmp_path):
