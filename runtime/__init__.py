@@ -1,1 +1,1 @@
-"""With what: records, maths, model, engine, generation, rollouts, checkpoints. Imports nothing of pipeline or stages."""
+"""With what: records, maths, model, engine, generation, rollouts, checkpoints. Imports no pipeline, no stages."""

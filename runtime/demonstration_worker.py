@@ -1,7 +1,7 @@
 """The expert's process: `python -m runtime.demonstration_worker`, started by runtime.demonstrations.
 
-Reads one pickle (import path, adapter name, adapter options, tasks, turn limit, error rate, seed) from stdin and writes one JSON
-line an episode to stdout. Nothing heavy is imported: no torch, no transformers.
+Reads one pickle (import path, adapter name, adapter options, tasks, turn limit, error rate, seed) from stdin and
+writes one JSON line an episode to stdout. Nothing heavy is imported: no torch, no transformers.
 """
 
 from __future__ import annotations

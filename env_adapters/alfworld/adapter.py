@@ -47,8 +47,8 @@ class AlfworldOptions:
     seed: int = 0  # of generated games
     prompt: Literal["auto", "published", "compact"] = "auto"  # auto: compact for tiny generated games
     expert: Literal["auto", "searcher", "walkthrough"] = "auto"  # auto: searcher for generated games
-    # What counts as a valid action. format: well-formed tags, as published; admissible: also in the list that the prompt
-    # shows (what is not there gets "Nothing happens" from the engine either way).
+    # What counts as a valid action. format: well-formed tags, as published; admissible: also in the list that the
+    # prompt shows (what is not there gets "Nothing happens" from the engine either way).
     validity: Literal["format", "admissible"] = "format"
     success_reward: float = 10.0  # paid once, at the turn that reaches the goal
     prepare_processes: int = 0  # 0: one a core

@@ -105,7 +105,8 @@ def test_validity_can_mean_admissible(make):
     environment = make(validity="admissible").make()
     start = environment.reset(make().tasks("train")[0])
     unlisted = environment.step("<think></think><action>fly to the moon</action>")
-    assert (unlisted.valid, unlisted.action, unlisted.observation.text) == (False, "fly to the moon", "Nothing happens.")
+    assert (unlisted.valid, unlisted.action) == (False, "fly to the moon")
+    assert unlisted.observation.text == "Nothing happens."
     listed = environment.step(f"<think></think><action>{start.admissible_actions[0]}</action>")
     assert (listed.valid, listed.action) == (True, start.admissible_actions[0])
 
