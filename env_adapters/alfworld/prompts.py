@@ -44,15 +44,18 @@ def published(observation: Observation, history: Sequence[PastTurn], turns_taken
 
 
 def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
-    """The form of few words, e.g.
-    `task put a hot mug in shelf ; turn 2 ; saw desk 1 : pan 1 ; did go to fridge 1 ; now fridge 1 closed ; can open …`
+    """The form of few words, e.g. `turn 2 ; saw room : desk 1 , shelf 1 ; did go to desk 1 ; now desk 1 : pan 1 ;
+    can go to shelf 1 , take pan 1 from desk 1 ; task put a hot pan in shelf`.
+
+    The task stands last, at a fixed distance from the response: a model of two or three layers finds it there.
     """
-    parts = [f"task {plain(observation.goal)}", f"turn {turns_taken + 1}"]
+    parts = [f"turn {turns_taken + 1}"]
     for past in history:
         parts += [f"saw {brief(past.observation)}", f"did {plain(past.action) or 'nothing'}"]
     parts.append(f"now {brief(observation.text)}")
     if observation.admissible_actions is not None:
         parts.append("can " + " , ".join(plain(action) for action in observation.admissible_actions))
+    parts.append(f"task {plain(observation.goal)}")
     return " ; ".join(parts)
 
 
