@@ -22,7 +22,7 @@ class Facts:
 
     warm_start: bool
     iterations: int
-    evaluate_every: int
+    evaluate_every: int  # 0: only before training and at the end
     config: str  # fingerprint of the settings that may not change
     reference: bool = False  # the KL term is on: policy 0 is read in every iteration
 
@@ -59,7 +59,8 @@ def sequence(facts: Facts) -> list[Name]:
     steps.append(("evaluate", 0))
     for i in range(1, facts.iterations + 1):
         steps += [("collect_rollouts", i), ("compute_advantages", i), ("optimize", i)]
-        if i % facts.evaluate_every == 0 or i == facts.iterations:
+        on_the_way = facts.evaluate_every > 0 and i % facts.evaluate_every == 0
+        if on_the_way or i == facts.iterations:
             steps.append(("evaluate", i))
     steps.append((EXPORT, 0))
     return steps
@@ -132,8 +133,10 @@ def _judge(step: Name, facts: Facts, manifests: Manifests, newest: int) -> Step:
         if stage == EXPORT and (made is None or manifest.inputs.get(name) != made.digest):
             return _judge_missing(step, facts, manifests, newest)
         if made is None:
-            if iteration <= newest:
-                continue  # old rollouts may be deleted by hand: nothing reads them
+            if iteration <= newest or stage == "evaluate":
+                # Old rollouts may be deleted by hand: nothing reads them. An evaluation is judged once its policy
+                # has been made again: the same as before, or another.
+                continue
             return Step(stage, iteration, "stale", f"the {name} it was made from ({_shown(maker)}) is gone")
         if manifest.inputs.get(name) != made.digest:
             return Step(stage, iteration, "stale", f"it was made from another {name} than {_shown(maker)} made")

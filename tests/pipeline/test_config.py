@@ -117,7 +117,7 @@ OUT_OF_RANGE = {
                  "adam_epsilon": 0, "max_grad_norm": 0, "epochs": 0, "minibatch_size": 0, "microbatch_tokens": 0,
                  "clip_low": 1, "clip_high": 0, "value_clip": 0, "q_clip": 0, "value_coef": -1, "q_coef": -1,
                  "kl_coef": -1, "entropy_coef": -1, "value_warmup_iterations": -1},
-    "evaluate": {"every": 0, "tasks": -1, "final_tasks": -1, "temperature": -0.1},
+    "evaluate": {"every": -1, "tasks": -1, "final_tasks": -1, "temperature": -0.1},
     "checkpoint": {"keep_last": 0, "keep_every": -1, "min_free_gib": -1},
 }  # fmt: skip
 

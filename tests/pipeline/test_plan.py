@@ -41,6 +41,12 @@ def test_the_sequence():
     assert without == [step for step in SEQUENCE if step[0] != "warm_start"]
 
 
+def test_evaluations_on_the_way_can_be_left_out():
+    evaluated = [i for stage, i in sequence(replace(FACTS, evaluate_every=0)) if stage == "evaluate"]
+    assert evaluated == [0, 3]
+    assert [i for stage, i in sequence(replace(FACTS, evaluate_every=1)) if stage == "evaluate"] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("count", range(len(SEQUENCE) + 1))
 def test_a_run_cut_anywhere_goes_on_where_it_was(count):
     steps = plan(FACTS, done(count))
