@@ -166,6 +166,7 @@ class OptimizeConfig:
     kl_coef: float = 0.01  # beta, k3 estimator against the reference
     entropy_coef: float = 0.001  # c_H
     value_warmup_iterations: int = 0  # iterations that train V and Q only, before the policy moves
+    value_warmup_kl_coef: float = 1.0  # in these, instead of kl_coef: k3 against the policy that sampled the rollouts
     zero_stage: Literal[0, 1, 2, 3] = 3  # DeepSpeed ZeRO: what is partitioned over ranks
     gradient_checkpointing: bool = False  # recompute activations in the backward pass
     offload_optimizer: bool = False  # fp32 masters and moments in CPU memory
@@ -176,7 +177,7 @@ class OptimizeConfig:
             _check(getattr(self, name) > 0, f"optimize.{name}", getattr(self, name), "> 0")
         for name in ("epochs", "minibatch_size", "microbatch_tokens"):
             _check(getattr(self, name) >= 1, f"optimize.{name}", getattr(self, name), ">= 1")
-        for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef"):
+        for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef", "value_warmup_kl_coef"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")
         for name in ("warmup_steps", "value_warmup_iterations"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")

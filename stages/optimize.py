@@ -17,7 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -137,8 +137,11 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
     plan = plan_microbatches(lengths, config.microbatch_tokens, distributed.world_size)[distributed.rank]
     num_tokens, num_turns = count_rows(rows)  # of the whole minibatch, all ranks
     first = not tally.sums
+    warming = context.iteration <= config.value_warmup_iterations
     for k, microbatch in enumerate(plan):
         batch = train_batch([rows[index] for index in microbatch.rows], microbatch.weight).to(distributed.device)
+        if warming:  # V and Q learn, and the policy is held where it sampled: no reference pass is needed for that
+            batch = replace(batch, ref_logprobs=batch.old_logprobs)
         output = engine.forward(batch.tokens)
         loss, sums = sapo_loss(
             output,
@@ -151,10 +154,10 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
             q_clip=config.q_clip,
             value_coef=config.value_coef,
             q_coef=config.q_coef,
-            kl_coef=config.kl_coef,
+            kl_coef=config.value_warmup_kl_coef if warming else config.kl_coef,
             entropy_coef=config.entropy_coef,
             value_temperature=context.config.value.temperature,
-            policy_coef=0.0 if context.iteration <= config.value_warmup_iterations else 1.0,
+            policy_coef=0.0 if warming else 1.0,
         )
         engine.backward(loss, last=k == len(plan) - 1)
         tally.sums.update(sums)

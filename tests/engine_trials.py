@@ -65,8 +65,15 @@ def single(root: Path) -> dict:
     )
     checkpointed = settings(gradient_checkpointing=True, offload_optimizer=True, offload_parameters=True)
     results["offload"] = train(copy_run(root, "tied", "offload", distributed), distributed, [1], checkpointed)
-    warm_up = settings(value_warmup_iterations=1, kl_coef=0.0, entropy_coef=0.0, value_coef=0.0, q_coef=0.0)
+    nothing = {"kl_coef": 0.0, "entropy_coef": 0.0, "value_coef": 0.0, "q_coef": 0.0}
+    warm_up = settings(value_warmup_iterations=1, value_warmup_kl_coef=0.0, **nothing)
     results["warm up"] = train(copy_run(root, "tied", "warm-up", distributed), distributed, [1], warm_up)
+    for name, coefficient in (("free", 0.0), ("held", 100.0)):
+        values_first = settings(
+            value_warmup_iterations=1, value_warmup_kl_coef=coefficient, kl_coef=0.0, weight_decay=0.0, epochs=6,
+            learning_rate=3e-3,
+        )  # fmt: skip
+        results[name] = train(copy_run(root, "tied", f"warm-up-{name}", distributed), distributed, [1], values_first)
     results["converted"] = train(copy_run(root, "pair", "from-pair", distributed), distributed, [2], keep_resident=True)
     results["warm start"] = start_warm(root, "warm-single", distributed)
     results["faults"] = faults(root, distributed)

@@ -116,7 +116,8 @@ OUT_OF_RANGE = {
     "optimize": {"learning_rate": 0, "warmup_steps": -1, "weight_decay": -1, "adam_beta1": 1, "adam_beta2": -0.1,
                  "adam_epsilon": 0, "max_grad_norm": 0, "epochs": 0, "minibatch_size": 0, "microbatch_tokens": 0,
                  "clip_low": 1, "clip_high": 0, "value_clip": 0, "q_clip": 0, "value_coef": -1, "q_coef": -1,
-                 "kl_coef": -1, "entropy_coef": -1, "value_warmup_iterations": -1},
+                 "kl_coef": -1, "entropy_coef": -1, "value_warmup_iterations": -1,
+                 "value_warmup_kl_coef": -1},
     "evaluate": {"every": -1, "tasks": -1, "final_tasks": -1, "temperature": -0.1},
     "checkpoint": {"keep_last": 0, "keep_every": -1, "min_free_gib": -1},
 }  # fmt: skip

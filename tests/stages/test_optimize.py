@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from transformers import AutoModelForCausalLM
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed, free_port
 from runtime.microbatches import plan_minibatches
+from runtime.model import load_policy
+from runtime.scoring import read_scores, score_trajectories
+from runtime.shards import read_trajectories
 from stages.context import Resident
 from stages.optimize import read_rows
 from tests.corridor_policy import make_policy_folder
@@ -206,6 +210,22 @@ def test_value_warm_up_leaves_the_policy_alone(root, single):
     decayed = {name: tensor * (shrink if tensor.ndim == 2 else 1.0) for name, tensor in before.items()}
     assert largest_difference(decayed, after) < 1e-6
     assert single["warm up"][0]["sapo/policy_loss"] != 0.0  # still measured
+
+
+def test_the_kl_of_a_value_warm_up_holds_the_policy_where_it_sampled(root, single):
+    """12 updates on V and Q move the body; the log-probs of the rollouts move less where the KL pulls them back."""
+
+    def mean_move(run: str) -> float:
+        paths = RunPaths(root / run)
+        moved = load_policy(paths.policy(1), dtype="float32", temperature=0.7).eval()
+        now = score_trajectories(moved, read_trajectories(paths.rollouts(1)), 1000, "cpu")
+        old = read_scores(paths.advantages(1))
+        return mean(
+            abs(x - y) for key in old for x, y in zip(now[key].old_logprobs, old[key].old_logprobs, strict=True)
+        )
+
+    assert mean_move("warm-up-held") < 0.5 * mean_move("warm-up-free")  # 0.15 and 0.60
+    assert single["free"][0]["sapo/kl_ref"] > single["held"][0]["sapo/kl_ref"] > 0.0
 
 
 # -- export, checkpoints, faults ---------------------------------------------------------------------------------
