@@ -16,10 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from env_adapters.alfworld.engine import EngineSlot, GameCache, Translation, translate
+from env_adapters.alfworld.engine import EngineSlot
 from env_adapters.alfworld.games import installed_logic
 from env_adapters.alfworld.generate import generate
+from env_adapters.alfworld.states import GameCache
 from env_adapters.alfworld.stock import StockSlot
+from env_adapters.alfworld.translation import Translation, translate
 
 
 class Ours:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from env_adapters.alfworld.engine import EngineSlot, GameCache, translate
+from env_adapters.alfworld.engine import EngineSlot
 from env_adapters.alfworld.games import (
     PackedGame,
     pack_game,
@@ -28,6 +28,8 @@ from env_adapters.alfworld.games import (
     write_pack,
 )
 from env_adapters.alfworld.generate import Game, Logic, generate
+from env_adapters.alfworld.states import GameCache
+from env_adapters.alfworld.translation import translate
 from env_adapters.base import EnvironmentFault
 
 PACK_SIZE = 50

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from env_adapters.alfworld import engine
+from env_adapters.alfworld import engine, states
 from env_adapters.alfworld.games import installed_logic
 from env_adapters.alfworld.generate import generate
 from env_adapters.alfworld.stock import StockSlot
+from env_adapters.alfworld.translation import translate
 from env_adapters.base import EnvironmentFault
 
 NONSENSE = ("xyzzy", "Go To shelf 1", " look ", "", "{o}", "help", "go to shelf", "take  mug 1 from desk 1")
@@ -15,7 +16,7 @@ NONSENSE = ("xyzzy", "Go To shelf 1", " look ", "", "{o}", "help", "go to shelf"
 
 @pytest.fixture(scope="module")
 def slots():
-    return engine.EngineSlot(engine.GameCache()), StockSlot()
+    return engine.EngineSlot(states.GameCache()), StockSlot()
 
 
 @pytest.mark.parametrize(("scene", "grammar", "games", "turns"), [
@@ -25,7 +26,7 @@ def test_transcripts_equal_the_stock_engine(slots, scene, grammar, games, turns)
     fast, stock = slots
     for game in generate("train", games, scene, 3, installed_logic(grammar), grammar, set()):
         key = f"{scene} {grammar} {game.task_id}"
-        fast.load(key, game.data, engine.translate(game.data["pddl_domain"], game.data["pddl_problem"]))
+        fast.load(key, game.data, translate(game.data["pddl_domain"], game.data["pddl_problem"]))
         stock.load(game.data)
         for episode in range(2):  # the second meets states of the first on other ways
             rng = random.Random(f"{key} {episode}")
@@ -51,11 +52,11 @@ def test_kept_transitions_change_nothing(tiny):
     task = tiny.tasks("train")[5]
     games = tiny._load()
     stored = games.read(task)
-    warm = engine.EngineSlot(engine.GameCache())
+    warm = engine.EngineSlot(states.GameCache())
     warm.load("game", stored.data, stored.translation)
     cold = engine.EngineSlot()
     for episode in range(12):
-        cold.use(engine.GameCache())
+        cold.use(states.GameCache())
         cold.load("game", stored.data, stored.translation)
         assert warm.reset("game") == cold.reset("game")
         rng = random.Random(episode)
@@ -91,8 +92,8 @@ def test_two_slots_interleaved_do_not_disturb_each_other(tiny):
 
 
 def test_the_cache_is_bounded(tiny, monkeypatch):
-    monkeypatch.setattr(engine, "MAX_CACHED_GAMES", 3)
-    cache = engine.GameCache()
+    monkeypatch.setattr(states, "MAX_CACHED_GAMES", 3)
+    cache = states.GameCache()
     slot = engine.EngineSlot(cache)
     games = tiny._load()
     for number, task in enumerate(tiny.tasks("train")[:6]):
@@ -112,7 +113,7 @@ def test_translation_leaves_argv_and_stdout_alone(capsys):
 
     before = list(sys.argv), sys.stdout
     with pytest.raises(EnvironmentFault, match="does not translate"):
-        engine.translate("(define (domain x))", "(nonsense")
+        translate("(define (domain x))", "(nonsense")
     assert (list(sys.argv), sys.stdout) == before
     assert capsys.readouterr().out == ""
 
