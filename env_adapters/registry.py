@@ -67,9 +67,10 @@ def _load(name: str, path: str) -> type[Adapter]:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # a module may raise anything while it is imported, and a name may be no name
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise EnvironmentFault(
-            f"environment {name!r}: cannot import {module_name} ({error}); install its package or mend the path"
+            f"environment {name!r}: cannot import {module_name} ({reason}); install its package or mend the path"
         ) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, type):

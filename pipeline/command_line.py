@@ -33,8 +33,23 @@ Every setting with its meaning: pipeline/config.py."""
 
 
 def parser() -> argparse.ArgumentParser:
+class _Flags(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the nearest right name."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            near = did_you_mean(flag, self._option_string_actions) or "; settings go through --set section.key=value"
+            raise ConfigError(f"unknown argument {flag}{near} (bash run.sh --help)")
+        return found
+
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{message[:300]} (bash run.sh --help)")
+
+
     """The command line; its help is the user's first page."""
-    flags = argparse.ArgumentParser(
+    flags = _Flags(
         prog="bash run.sh",
         description="Single-Rollout Autoregressive Policy Optimization (arXiv 2608.19842), in stages.",
         epilog=EXAMPLES,
@@ -81,6 +96,9 @@ def resolve(arguments: argparse.Namespace) -> Request:
     if stored is not None and stored.exists() and not (arguments.preset or model or environment):
         tree, source, name = to_tree(load_config(stored)), str(stored), ""
     elif arguments.preset is None and model and (Path(model).parent / "config.yaml").is_file():
+    for key in ("env.name", "model.name"):
+        if not isinstance(named.get(key, ""), str):
+            raise ConfigError(f"{key} = {named[key]!r}: must be text; put quotes around it")
         origin = Path(model).resolve().parent
         tree, source, name = to_tree(load_config(origin / "config.yaml")), f"run {origin.name}", f"from-{origin.name}"
         tree["warm_start"]["enabled"] = False

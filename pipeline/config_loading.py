@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,12 @@ from pipeline.config import Config, ConfigError, EnvConfig
 from runtime.files import atomic_write_text
 
 PRESETS = Path(__file__).parent / "presets"
-MODEL_PRESETS = {"tiny": "tiny", "Qwen2.5-1.5B": "paper-1.5b", "Qwen2.5-7B": "paper-7b"}
+MODEL_PRESETS = {
+    "tiny": "tiny",
+    "Qwen2.5-1.5B": "paper-1.5b",
+    "Qwen2.5-7B": "paper-7b",
+    "smollm2-135m": "smollm2-135m",
+}
 OTHER_MODEL_PRESET = "paper-1.5b"
 DEFAULT_PRESET = "tiny"
 FORMAT = 1  # of config.yaml and of the run directory
@@ -48,6 +52,8 @@ MAY_CHANGE = (
 )
 
 EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 reads 1e-6 as text
+
+LARGEST = 1e15  # of any number: sums and products of settings stay exact enough, and finite in fp32
 
 _MISSING = object()
 
@@ -98,8 +104,8 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {setting}: must be section.key=value, such as optimize.learning_rate=1e-6")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        raise ConfigError(f"--set {setting}: the value is not YAML; put quotes around it") from fault
+    except (yaml.YAMLError, ValueError) as fault:  # ValueError: a number of thousands of digits, a date of month 13
+        raise ConfigError(f"--set {setting[:100]}: the value is not YAML; put quotes around it") from fault
     if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value):
         value = float(value)
     return key, value
@@ -133,9 +139,8 @@ def build_config(tree: Mapping[str, Any]) -> Config:
             raise
         except Exception as fault:  # argparse, jsonargparse and typing raise what they like for a wrong type
             raise ConfigError(_explain(tree, fault)) from fault
-    for key, value in flatten(config).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key} = {value!r}: must be finite")
+    for key, value in config.env.options.items():
+        _check_value(f"env.{key}", value, Any)
     return config
 
 
@@ -144,7 +149,10 @@ def _move_adapter_options(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(env, Mapping):
         return dict(tree)
     fields = {field.name for field in dataclasses.fields(EnvConfig)}
-    options = dict(env.get("options") or {})
+    options = env.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"env.options = {options!r}: must be keys and values; set env.<key>=<value> one by one")
+    options = dict(options)
     options.update({key: value for key, value in env.items() if key not in fields})
     known = {key: value for key, value in env.items() if key in fields}
     return {**tree, "env": {**known, "options": options}}
@@ -158,10 +166,20 @@ def _check_names(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"unknown section {section}{did_you_mean(section, sections)}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{section} = {values!r}: must be a section of keys, such as {section}.key: value")
-        for name in values:
+        hints = get_type_hints(sections[section])
+        for name, value in values.items():
             key = f"{section}.{name}"
             if key not in every:
                 raise ConfigError(f"unknown key {key}{did_you_mean(key, every)}")
+            _check_value(key, value, hints[name])
+
+
+def _check_value(key: str, value: Any, kind: Any) -> None:
+    """Refuse what no type check or range refuses in words: nothing at all, and numbers beyond all use."""
+    if value is None and kind is not Any:
+        raise ConfigError(f"{key} = null: must be {_type_name(kind)}")
+    if isinstance(value, int | float) and not abs(value) < LARGEST:
+        raise ConfigError(f"{key} = {str(value)[:24]}: must be finite and below {LARGEST:.0e}")
 
 
 def _explain(tree: Mapping[str, Any], fault: Exception) -> str:

@@ -16,7 +16,7 @@ from pipeline.faults import end_on, leave_process
 from pipeline.manifests import Manifest
 from pipeline.plan import Step, next_step
 from pipeline.report import add_times, final_summary, iteration_line, times_table
-from pipeline.run_directory import RunPaths
+from pipeline.run_directory import RunPaths, resume_command
 from pipeline.session import Session, do_step, import_stages, open_session
 from runtime.distributed import leave
 
@@ -81,7 +81,7 @@ def _finish(session: Session, started: float, run_s: float, done: list[Manifest]
         record = add_times(session.paths.times, started, wall_s, session.startup_s, done)
         print(times_table(record))
     if stopped:
-        print(f"stopped on request; go on with: bash run.sh --run-dir {session.paths.root}")
+        print(f"stopped on request; go on with: {resume_command(session.paths)}")
     else:
         print(final_summary(session.paths, session.facts, session.manifests))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 import traceback
 from pathlib import Path
+
+import torch
 
 from pipeline.run_directory import append_error
 from runtime.distributed import CollectiveError
@@ -16,15 +19,49 @@ USER_FAULT = 2  # exit code of a failure that names its remedy
 DEFECT = 1
 FIRST_WORD_S = 5.0
 
+IN_THE_WAY = "a file is where a folder should be: move it, or choose another --run-dir"
+NOT_OURS = "make it writable, or choose another place, such as another --run-dir"
+DISK_FULL = "free some disk, then start the same command again"
+MACHINE_FAULTS = {  # what the operating system says no to, and what to do about it
+    errno.ENOSPC: DISK_FULL,
+    errno.EDQUOT: DISK_FULL,
+    errno.EROFS: NOT_OURS,
+    errno.EACCES: NOT_OURS,
+    errno.EPERM: NOT_OURS,
+    errno.EEXIST: IN_THE_WAY,
+    errno.ENOTDIR: IN_THE_WAY,
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), then start the same command again",
+    errno.EIO: "check the disk",
+}
+SMALLER = "lower optimize.microbatch_tokens, advantage.score_tokens or rollout.slots, or take a smaller model"
+# Libraries that write or allocate for us put these texts into exceptions of their own.
+FULL_TEXTS = ("No space left on device", "PytorchStreamWriter failed")
+MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "Unable to allocate")
+
+
+def one_line(fault: BaseException) -> str | None:
+    """What to tell the user of a failure: object, fact and remedy; None for a defect, which shows its traceback.
+
+    This project's own exceptions (or those derived from one, as third-party adapters' are) are raised on purpose and
+    say all three. What the machine refuses (disk, rights, memory) gets its remedy here.
+    """
+    if any(kind.__module__.partition(".")[0] in OUR_PACKAGES for kind in type(fault).__mro__):
+        return str(fault)
+    text = " ".join(str(fault).split())
+    if isinstance(fault, OSError) and fault.errno in MACHINE_FAULTS:
+        return f"{fault.filename or 'the disk'}: {fault.strerror}; {MACHINE_FAULTS[fault.errno]}"
+    if any(sign in text for sign in FULL_TEXTS):
+        return f"the disk is full or cannot be written ({text[:200]}); {DISK_FULL}"
+    out_of_memory = isinstance(fault, MemoryError | torch.OutOfMemoryError)
+    if out_of_memory or any(sign in text for sign in MEMORY_TEXTS):
+        return f"out of memory ({text[:200]}); {SMALLER}"
+    return None
+
 
 def names_its_remedy(fault: BaseException) -> bool:
-    """Whether a failure is one of this project's own exceptions (or derived from one, as third-party adapters' are).
-
-    Those are raised on purpose and their message names object, fact and remedy; anything else is a defect
-    and shows its traceback.
-    """
-    ours = [kind for kind in type(fault).__mro__ if kind.__module__.partition(".")[0] in OUR_PACKAGES]
-    return bool(ours)
+    """Whether a failure gets one line."""
+    return one_line(fault) is not None
 
 
 def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int, rank: int = 0) -> int:
@@ -35,11 +72,15 @@ def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int
     """
     if rank > 0 or isinstance(fault, CollectiveError):
         time.sleep(FIRST_WORD_S)
+    message = one_line(fault)
     if errors is not None and errors.parent.is_dir():
-        append_error(errors, stage, iteration, rank, fault)
+        try:
+            append_error(errors, stage, iteration, rank, type(fault).__name__, message or str(fault))
+        except OSError:
+            pass  # a disk that cannot be written is often the fault itself; stderr has it
     where = f"rank {rank}: " if rank > 0 else ""
-    if names_its_remedy(fault):
-        print(f"error: {where}{fault}", file=sys.stderr, flush=True)
+    if message is not None:
+        print(f"error: {where}{message}", file=sys.stderr, flush=True)
         return USER_FAULT
     print(f"{where}defect in {stage} {iteration}:\n{''.join(traceback.format_exception(fault))}", file=sys.stderr)
     sys.stderr.flush()

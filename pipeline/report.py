@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.manifests import Manifest
 from pipeline.plan import Facts, Name, Step
-from pipeline.run_directory import RunPaths
+from pipeline.run_directory import RunPaths, resume_command
 from runtime.files import atomic_write_text
 from runtime.progress import clock
 
@@ -20,6 +20,20 @@ STAGING_PARTS = ("load_s", "save_s", "export_s", "refresh_s")
 NOT_PARTS = ("total", "manifest")
 TIMES_KEPT = 50  # processes of a run that times.json remembers one by one
 ITERATION_STAGES = ("collect_rollouts", "compute_advantages", "optimize")
+
+
+def environment_line(name: str, facts: Mapping[str, Any]) -> str:
+    """What is played, out of `Adapter.description()`: single values and counts; hashes are for results.json.
+
+    Example: `environment alfworld: source generated, scene tiny, grammars (move 3900), counts (train 2000, dev 300)`
+    """
+    shown = []
+    for key, value in facts.items():
+        if isinstance(value, Mapping) and value and all(isinstance(one, int | float) for one in value.values()):
+            shown.append(f"{key} ({', '.join(f'{part} {number}' for part, number in value.items())})")
+        elif isinstance(value, str | int | float) and value != name:
+            shown.append(f"{key} {value}")
+    return f"environment {name}: {', '.join(shown)}"
 
 
 def iteration_line(iteration: int, facts: Facts, manifests: Mapping[Name, Manifest], mean_s: float) -> str:
@@ -91,8 +105,10 @@ def add_times(path: Path, started: float, wall_s: float, startup_s: float, done:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        processes, stages = record["processes"], record["stages_s"]
-    except (OSError, ValueError, KeyError, TypeError):
+        processes = list(record["processes"])
+        stages = {stage: dict(parts) for stage, parts in record["stages_s"].items()}
+        record = {key: float(record[key]) for key in ("wall_s", "startup_s", "work_s")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         record, processes, stages = {"wall_s": 0.0, "startup_s": 0.0, "work_s": 0.0}, [], {}
     for manifest in done:
         entry = stages.setdefault(manifest.stage, {"total": 0.0, "times": 0})
@@ -148,7 +164,7 @@ def final_summary(paths: RunPaths, facts: Facts, manifests: Mapping[Name, Manife
         f"  times       {paths.times}",
         "next:",
         f"  tensorboard --logdir {paths.tensorboard}",
-        f"  bash run.sh --run-dir {paths.root} --iterations {2 * facts.iterations}   # train on",
+        f"  {resume_command(paths)} --iterations {2 * facts.iterations}   # train on",
         f"  bash run.sh --model {paths.export}   # a new run from this policy",
     ]
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -103,6 +104,11 @@ class RunPaths:
 
     def manifest(self, stage: str, iteration: int) -> Path:
         return self.stage(stage, iteration) / "manifest.json"
+
+
+def resume_command(paths: RunPaths) -> str:
+    """What to type to go on with a run."""
+    return f"bash run.sh --run-dir {shlex.quote(str(paths.root))}"
 
 
 class RunLock:
@@ -201,15 +207,15 @@ def check_disk(root: str | Path, needed_gib: float, min_free_gib: float, what: s
         )
 
 
-def append_error(path: str | Path, stage: str, iteration: int, rank: int, fault: BaseException) -> None:
+def append_error(path: str | Path, stage: str, iteration: int, rank: int, error: str, message: str) -> None:
     """One line of errors.jsonl for each failure that stopped the run."""
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "stage": stage,
         "iteration": iteration,
         "rank": rank,
-        "error": type(fault).__name__,
-        "message": str(fault),
+        "error": error,
+        "message": message,
     }
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")

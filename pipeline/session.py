@@ -16,7 +16,7 @@ from env_adapters.registry import make_adapter
 from pipeline.config import Config
 from pipeline.config_loading import load_config
 from pipeline.export import export_policy
-from pipeline.faults import names_its_remedy
+from pipeline.faults import names_its_remedy, one_line
 from pipeline.manifests import (
     Manifest,
     apply_retention,
@@ -29,6 +29,7 @@ from pipeline.manifests import (
 )
 from pipeline.memory import disk_gib
 from pipeline.plan import Facts, Name, Step, input_digests, input_makers, plan
+from pipeline.report import environment_line
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk
 from pipeline.signals import StopRequest, end_with_parents
 from runtime.distributed import Distributed
@@ -77,7 +78,7 @@ class Session:
                 if not names_its_remedy(caught) or self.distributed.world_size == 1:
                     raise
                 fault = caught
-        result, message = self.distributed.broadcast((result, None if fault is None else str(fault)), what)
+        result, message = self.distributed.broadcast((result, None if fault is None else one_line(fault)), what)
         if fault is not None:
             raise fault
         if message is not None:
@@ -172,6 +173,29 @@ def _prepare(session: Session) -> None:
     report = ProgressReport(session.progress)
     session.adapter.prepare(report)
     report.close()
+    check_tasks(session.adapter, session.config)
+    print(environment_line(session.config.env.name, session.adapter.description()), flush=True)
+
+
+def check_tasks(adapter: Any, config: Config) -> None:
+    """The environment has what the run needs; said at the start, not when a stage comes to it.
+
+    Raises:
+        RunError: a split has too few tasks.
+    """
+    name, wanted = config.env.name, config.rollout.tasks
+    found = len(adapter.tasks(adapter.train_split))
+    if found < wanted:
+        remedy = f"set rollout.tasks={found} or less" if found else "check the environment's options"
+        raise RunError(f"{name}: its split {adapter.train_split} has {found} tasks, rollout.tasks = {wanted}; {remedy}")
+    if config.warm_start.enabled and not adapter.tasks(adapter.warm_start_split):
+        raise RunError(
+            f"{name}: its split {adapter.warm_start_split} has no tasks to demonstrate; "
+            "check the environment's options, or set warm_start.enabled=false"
+        )
+    if not any(adapter.tasks(split) for split in adapter.evaluation_splits):
+        splits = ", ".join(adapter.evaluation_splits)
+        raise RunError(f"{name}: no held-out tasks to evaluate on ({splits}); check the environment's options")
 
 
 def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest | None:

@@ -10,6 +10,7 @@ from typing import Any
 STATE_SCHEMA = 1
 STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
 STATE_RECORD = "engine.json"
+STATE_FACTS = {"world_size", "zero_stage", "dtype", "num_updates", "skipped_steps", "files"}
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 REMEDY = "delete this iteration's checkpoint folder and start again from the one before"
 
@@ -38,6 +39,9 @@ def read_state_record(folder: Path) -> dict[str, Any]:
         raise EngineError(f"{folder}: no engine checkpoint ({fault}); {REMEDY}") from fault
     if not isinstance(record, dict) or record.get("schema") != STATE_SCHEMA:
         raise EngineError(f"{folder}: an engine checkpoint of another version; use the version that wrote it")
+    lacks = sorted(STATE_FACTS - record.keys())
+    if lacks or not isinstance(record["files"], dict):
+        raise EngineError(f"{folder}: {STATE_RECORD} lacks {', '.join(lacks) or 'a list of files'}; {REMEDY}")
     for name, size in record["files"].items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None

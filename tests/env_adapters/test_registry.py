@@ -20,6 +20,8 @@ def test_builtin_name():
         ("zzz", ["known are alfworld"]),
         ("env_adapters.alfworld:AlfworldAdaptor", ["did you mean AlfworldAdapter?"]),
         ("env_adapters.nothing:Class", ["cannot import env_adapters.nothing"]),
+        (":", ["cannot import", "Empty module name"]),
+        (".x:Class", ["cannot import .x"]),
         ("env_adapters.base:Task", ["is no adapter", "lacks"]),
     ],
 )
@@ -28,6 +30,14 @@ def test_unknown_names_are_refused_with_a_remedy(name, words):
         adapter_class(name)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["def x(:", "x = undefined_name"])
+def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, content):
+    (tmp_path / "broken_world.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentFault, match=r"cannot import broken_world \((Syntax|Name)Error: .*mend the path"):
+        adapter_class("broken_world:World")
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,18 @@ def test_the_paper_presets_hold_the_published_settings(preset, environment, max_
         "evaluate.tasks": 128,
         "evaluate.temperature": 0.4,
     }
+    if environment == "alfworld":  # without real data: rooms of real size, and the prompt that asks for the tags
+        published |= {"env.scene": "full", "env.prompt": "published"}
     flat = flatten(config)
     assert {key: flat[key] for key in published} == published
 
 
 def test_the_default_is_tiny_and_models_pick_their_preset():
-    assert preset_names() == ["paper-1.5b", "paper-7b", "tiny"]
+    assert preset_names() == ["paper-1.5b", "paper-7b", "smollm2-135m", "tiny"]
     assert [preset_for_model(name) for name in (None, "tiny", "Qwen2.5-1.5B", "Qwen2.5-7B", "smollm2-135m")] == [
-        "tiny", "tiny", "paper-1.5b", "paper-7b", "paper-1.5b",
+        "tiny", "tiny", "paper-1.5b", "paper-7b", "smollm2-135m",
     ]  # fmt: skip
+    assert preset_for_model("someone/some-model") == "paper-1.5b"
     config = configured()
     assert (config.model.name, config.model.dtype, config.model.chat_template) == ("tiny", "float32", False)
     assert config.warm_start.enabled
@@ -87,8 +90,14 @@ def test_the_default_is_tiny_and_models_pick_their_preset():
         ("optimize.zero_stage=4", "optimize.zero_stage = 4: must be one of 0, 1, 2, 3"),
         ("model.dtype=float16", "model.dtype = 'float16': must be one of float32, bfloat16"),
         ("logging.progress=maybe", "logging.progress = 'maybe': must be true or false"),
-        ("optimize.learning_rate=.inf", "optimize.learning_rate = inf: must be finite"),
-        ("optimize.learning_rate=.nan", "optimize.learning_rate = nan: must be > 0"),
+        ("optimize.learning_rate=.inf", "optimize.learning_rate = inf: must be finite and below 1e+15"),
+        ("optimize.learning_rate=.nan", "optimize.learning_rate = nan: must be finite and below 1e+15"),
+        ("env.success_reward=.nan", "env.success_reward = nan: must be finite and below 1e+15"),
+        ("rollout.slots=" + "9" * 400, f"rollout.slots = {'9' * 24}: must be finite and below 1e+15"),
+        ("rollout.slots=" + "9" * 5000, f"--set rollout.slots={'9' * 86}: the value is not YAML; put quotes around it"),
+        ("rollout.turn_timeout_s=1e9", "rollout.turn_timeout_s = 1000000000.0: must be seconds in (0, 10000000]"),
+        ("rollout.tasks=", "rollout.tasks = null: must be a whole number"),
+        ("env.options=3", "env.options = 3: must be keys and values; set env.<key>=<value> one by one"),
         ("rollout.tasks=a: b: c", "--set rollout.tasks=a: b: c: the value is not YAML; put quotes around it"),
         ("optimize.offload_parameters=true", None),
     ],
@@ -144,7 +153,16 @@ def test_unknown_preset():
         load_preset("paper-7B", None)
 
 
-@pytest.mark.parametrize("preset", ["tiny", "paper-1.5b", "paper-7b"])
+def test_the_preset_of_smollm2_is_small_enough_for_a_machine_without_gpu():
+    flat = flatten(configured(preset="smollm2-135m", environment="alfworld"))
+    small = {"run.iterations": 1, "run.ranks": 1, "model.name": "smollm2-135m", "model.dtype": "float32",
+             "model.chat_template": True, "env.max_turns": 4, "env.prompt": "published", "env.response_tokens": 32,
+             "rollout.tasks": 4, "evaluate.every": 0, "warm_start.enabled": False}  # fmt: skip
+    assert {key: flat[key] for key in small} == small
+    assert 0 < flat["evaluate.final_tasks"] <= 4
+
+
+@pytest.mark.parametrize("preset", ["tiny", "paper-1.5b", "paper-7b", "smollm2-135m"])
 def test_config_yaml_round_trip(tmp_path, preset):
     config = configured("optimize.learning_rate=3.0000000000000004e-7", preset=preset)
     save_config(config, tmp_path / "config.yaml")

@@ -13,6 +13,7 @@ from pipeline import launch
 from pipeline.command_line import parser, resolve
 from pipeline.config import ConfigError
 from pipeline.config_loading import load_config
+from pipeline.manifests import Manifest, write_manifest
 from pipeline.run_directory import RunError, RunLock, RunPaths
 from tests.processes import ENVIRONMENT, ROOT, wait_until_gone
 
@@ -70,7 +71,7 @@ def test_a_model_of_unknown_shape_has_a_dry_run_too(tmp_path):
             "unknown key optimize.learnig_rate; did you mean optimize.learning_rate?",
         ),
         (("--env", "alfwrld"), "environment 'alfwrld': no such name; did you mean alfworld?"),
-        (("--preset", "huge"), "unknown preset huge; there are paper-1.5b, paper-7b, tiny"),
+        (("--preset", "huge"), "unknown preset huge; there are paper-1.5b, paper-7b, smollm2-135m, tiny"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, flags, message):
@@ -106,8 +107,9 @@ def test_results_without_their_configuration_are_refused(tmp_path):
     paths = RunPaths(tmp_path)
     paths.model.mkdir()
     (paths.model / "manifest.json").write_text('{"format": 1}')
-    with pytest.raises(RunError, match="not a manifest"):
-        launch.take_up(paths, request().config)
+    with pytest.raises(RunError, match="holds model but no config.yaml.*put it back"):
+        launch.start(request("--run-dir", str(tmp_path)))
+    assert not paths.config.exists() and not paths.lock.exists()
 
 
 def test_ranks_get_their_environment(monkeypatch):
@@ -122,10 +124,18 @@ def test_ranks_get_their_environment(monkeypatch):
 
 
 def test_the_openmpi_form(tmp_path):
+    write_manifest(Manifest("reserve_vocab", 0, "c", {}, {}), paths.manifest("reserve_vocab", 0))
     command = launch.launch_command(request("--ranks", "2").config, tmp_path, "openmpi", 4711, tmp_path)
     assert (tmp_path / "hostfile").read_text() == "localhost slots=2\n"
     assert command[:4] == ["deepspeed", "--hostfile", str(tmp_path / "hostfile"), "--force_multi"]
     assert "openmpi" in command and "4711" in command
+
+
+def test_before_the_first_result_a_wrong_setting_may_be_set_right(tmp_path):
+    paths = RunPaths(tmp_path)
+    launch.take_up(paths, request("--model", "tinny", "--preset", "tiny").config)
+    launch.take_up(paths, request("--model", "tiny").config)
+    assert load_config(paths.config).model.name == "tiny"
 
 
 def test_an_exit_code_0_without_the_manifests_is_a_failure(tmp_path, monkeypatch, capfd):
@@ -176,7 +186,7 @@ from pipeline.launch import run_group
 from pipeline.run_directory import RunPaths
 import os
 paths = RunPaths(Path(sys.argv[1]))
-code = run_group([sys.executable, "-c", sys.argv[3], str(paths.lock), sys.argv[2]], dict(os.environ), paths)
+code, _ = run_group([sys.executable, "-c", sys.argv[3], str(paths.lock), sys.argv[2]], dict(os.environ), paths)
 print("ended by", code, flush=True)
 """
 

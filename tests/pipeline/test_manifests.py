@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from pipeline.manifests import (
     Manifest,
@@ -98,8 +99,36 @@ def test_a_truncated_engine_shard_is_found(tmp_path):
         check_outputs(manifest, paths.checkpoint(1))
 
 
+def test_a_flipped_bit_in_engine_state_is_found(tmp_path):
+    paths = RunPaths(tmp_path)
+    file = paths.engine(1) / "state" / "rank_0.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"master": torch.arange(1000.0)}, file)
+    manifest = Manifest("optimize", 1, "c", {}, describe_outputs(paths.checkpoint(1)))
+    check_outputs(manifest, paths.checkpoint(1), hashes=True)
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.tensor([500.0]).numpy().tobytes())] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(RunError, match="rank_0.pt: its content is not what its manifest says; delete"):
+        check_outputs(manifest, paths.checkpoint(1), hashes=True)
+
+
+WRONG_SHAPE = '{"stage": "s", "iteration": 0, "config": "c", "inputs": {}, "outputs": 3, "removed": [], "format": 1}'
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff", b'{"format": 2}', b'{"format": 1, "stage": "optimize"}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"format": 2}',
+        b'{"format": 1, "stage": "optimize"}',
+        WRONG_SHAPE.encode(),
+        WRONG_SHAPE.replace('"outputs": 3', '"outputs": {"a": 3}').encode(),
+        WRONG_SHAPE.replace('"outputs": 3', '"outputs": {}').replace('"inputs": {}', '"inputs": 3').encode(),
+    ],
 )
 def test_a_foreign_manifest_is_refused(tmp_path, content):
     path = tmp_path / "manifest.json"

@@ -93,6 +93,15 @@ def test_rollouts_that_were_made_again_make_the_targets_stale():
     assert "is gone" in by_name["compute_advantages", 1].why
 
 
+def test_an_evaluation_waits_for_its_policy_to_be_made_again():
+    manifests = done(len(SEQUENCE))
+    lost = manifests.pop(("optimize", 3))
+    again = {step.name: step.action for step in plan(FACTS, manifests)}
+    assert (again["optimize", 3], again["evaluate", 3]) == ("run", "skip")
+    assert actions(FACTS, manifests | {("optimize", 3): lost})["evaluate", 3] == "skip"
+    assert actions(FACTS, manifests | {("optimize", 3): changed(lost)})["evaluate", 3] == "stale"
+
+
 def test_old_iterations_may_be_deleted_by_hand():
     manifests = done(9)  # up to optimize 2
     for step in (("collect_rollouts", 1), ("compute_advantages", 1), ("collect_rollouts", 2), ("optimize", 1)):

@@ -6,7 +6,15 @@ import pytest
 
 from pipeline.manifests import Manifest
 from pipeline.plan import Facts, Step
-from pipeline.report import add_times, final_summary, iteration_line, plan_table, stage_work_s, times_table
+from pipeline.report import (
+    add_times,
+    environment_line,
+    final_summary,
+    iteration_line,
+    plan_table,
+    stage_work_s,
+    times_table,
+)
 from pipeline.run_directory import RunPaths
 
 FACTS = Facts(warm_start=True, iterations=10, evaluate_every=5, config="c")
@@ -14,6 +22,13 @@ FACTS = Facts(warm_start=True, iterations=10, evaluate_every=5, config="c")
 
 def manifest(stage: str, iteration: int, metrics: dict | None = None, **seconds: float) -> Manifest:
     return Manifest(stage, iteration, "c", {}, {}, metrics=metrics or {}, seconds=seconds)
+
+
+def test_the_environment_is_one_line():
+    facts = {"environment": "alfworld", "source": "generated", "seed": 0, "grammars": {"move": 3900},
+             "counts": {"train": 2000, "dev": 300}, "sha256": {"train": "ab12"}, "skipped": {}}  # fmt: skip
+    line = "environment alfworld: source generated, seed 0, grammars (move 3900), counts (train 2000, dev 300)"
+    assert environment_line("alfworld", facts) == line
 
 
 def test_an_iteration_is_one_line():
@@ -88,8 +103,9 @@ def test_times_add_up_over_processes(tmp_path):
     assert "10.0 s  43.5%" in lines[-1] and "staging overhead" in lines[-1]
 
 
-def test_a_times_file_with_any_content_is_begun_anew(tmp_path):
-    (tmp_path / "times.json").write_text("{]")
+@pytest.mark.parametrize("content", ["{]", "[]", '{"processes": 1}', '{"processes": [], "stages_s": []}'])
+def test_a_times_file_with_any_content_is_begun_anew(tmp_path, content):
+    (tmp_path / "times.json").write_text(content)
     record = add_times(tmp_path / "times.json", 0.0, 4.0, 1.0, [manifest("evaluate", 0, total=3.0, generation_s=3.0)])
     assert record["staging_share"] == 0.0
 

@@ -104,8 +104,8 @@ def test_too_little_disk_is_one_clear_line(tmp_path):
 
 
 def test_errors_are_lines(tmp_path):
-    append_error(tmp_path / "errors.jsonl", "optimize", 3, 1, RunError("a\nb"))
-    append_error(tmp_path / "errors.jsonl", "evaluate", 4, 0, ValueError("größer"))
+    append_error(tmp_path / "errors.jsonl", "optimize", 3, 1, "RunError", "a\nb")
+    append_error(tmp_path / "errors.jsonl", "evaluate", 4, 0, "ValueError", "größer")
     lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert [(line["stage"], line["rank"], line["error"], line["message"]) for line in lines] == [
         ("optimize", 1, "RunError", "a\nb"), ("evaluate", 0, "ValueError", "größer"),

@@ -58,7 +58,7 @@ def test_configuration_holds_what_was_asked_for():
 def make_state(folder):
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "rank0.pt").write_bytes(b"12345")
-    write_state_record(folder, world_size=2, zero_stage=3, dtype="float32", num_updates=7)
+    write_state_record(folder, world_size=2, zero_stage=3, dtype="float32", num_updates=7, skipped_steps=0)
     return folder
 
 
@@ -75,6 +75,7 @@ def test_state_record_round_trip(tmp_path):
         (lambda f: (f / "engine.json").unlink(), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 1, '), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 2}'), r"of another version"),
+        (lambda f: (f / "engine.json").write_text('{"schema": 1}'), r"engine.json lacks dtype, files, num_updates, "),
     ],
 )
 def test_a_damaged_state_is_refused_by_name(tmp_path, harm, message):

@@ -1,0 +1,64 @@
+"""One line for what the user or the machine did, a traceback for what we did."""
+
+import errno
+import json
+
+import pytest
+import torch
+
+from env_adapters.base import EnvironmentFault
+from pipeline.faults import DEFECT, USER_FAULT, end_on, one_line
+from pipeline.run_directory import RunError
+
+
+class ThirdPartyFault(EnvironmentFault):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (RunError("x: y; z"), "x: y; z"),
+        (ThirdPartyFault("no game; get one"), "no game; get one"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk: No space left on device; free some disk"),
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b: Read-only file system; make it writable, or"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; make it writable, or"),
+        (FileExistsError(errno.EEXIST, "File exists", "/a"), "/a: File exists; a file is where a folder should be"),
+        (RuntimeError("io: No space left on device (os error 28)"), "the disk is full or cannot be written (io: No"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator:\n can't allocate memory"),
+            "out of memory ([enforce fail]",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory (CUDA out of memory); lower optimize.microb"),
+        (MemoryError(), "out of memory (); lower"),
+    ],
+)
+def test_what_is_not_our_fault_is_one_line_with_a_remedy(fault, line):
+    said = one_line(fault)
+    assert said.startswith(line) and "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyError("a"), ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "No such", "/a")]
+)
+def test_a_defect_has_no_line(fault):
+    assert one_line(fault) is None
+
+
+def test_the_end_of_a_process(tmp_path, capsys):
+    assert (
+        end_on(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "errors.jsonl", "optimize", 3) == USER_FAULT
+    )
+    assert capsys.readouterr().err == (
+        "error: the disk: No space left on device; free some disk, then start the same command again\n"
+    )
+    assert end_on(KeyError("a"), tmp_path / "errors.jsonl", "optimize", 3) == DEFECT
+    assert "defect in optimize 3:\nKeyError: 'a'" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert [line["error"] for line in lines] == ["OSError", "KeyError"]
+
+
+def test_a_disk_that_takes_no_errors_file_hides_nothing(tmp_path, capsys):
+    (tmp_path / "errors.jsonl").mkdir()
+    assert end_on(RunError("x: y; z"), tmp_path / "errors.jsonl", "optimize", 3) == USER_FAULT
+    assert capsys.readouterr().err == "error: x: y; z\n"
