@@ -246,7 +246,7 @@ class AlfworldEnvironment:
         wanted, self._walkthrough = known.notes
         self._followed = 0  # how many walkthrough actions were played, or -1 once another one was
         use_searcher = self._expert_form == "searcher" and wanted is not None
-        self._searcher = Searcher(wanted, task.task_id) if use_searcher else None
+        self._searcher = Searcher(wanted) if use_searcher else None
         if self._searcher:
             self._searcher.watch(intro)
         return self._observe(text.strip())
