@@ -123,19 +123,40 @@ class Policy(nn.Module):
 
         V is read at the token before a turn's response, Q at its last token (Eq. 1, 2).
         """
+        hidden, response = self._hidden(batch)
+        return self._read(hidden, response, batch, batch.input_ids.flatten()[response])
+
+    def _hidden(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [B * T, D], and the flat indices of the response tokens [N]."""
         hidden = self.causal_lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        hidden = hidden.flatten(0, 1)
-        response = batch.response_mask.flatten().nonzero().squeeze(1)
+        return hidden.flatten(0, 1), batch.response_mask.flatten().nonzero().squeeze(1)
+
+    def _read(
+        self, hidden: torch.Tensor, response: torch.Tensor, batch: TokenBatch, token_ids: torch.Tensor
+    ) -> PolicyOutput:
+        """What the head says: log-probs of `token_ids` [N] where the response tokens stand, and the margins."""
         boundaries = torch.cat((batch.turn_start - 1, batch.turn_end))
         logprobs, entropies, margins = self.causal_lm.get_output_embeddings()(
             hidden.index_select(0, response - 1),  # its backward is faster than that of hidden[...]
             boundaries=hidden.index_select(0, boundaries),
-            token_ids=batch.input_ids.flatten()[response],
+            token_ids=token_ids,
             value_ids=self.value_ids,
             temperature=self.temperature,
         )
         num_turns = len(batch.turn_start)
         return PolicyOutput(logprobs, entropies, margins[:num_turns], margins[num_turns:])
+
+    @torch.no_grad()
+    def value_token_probability(self, batch: TokenBatch) -> float:
+        """The highest probability that the action distribution gives w+ or w- at any response position.
+
+        0 by construction (Eq. 3): a check of the code path that gives the log-probs, not an estimate.
+        """
+        hidden, response = self._hidden(batch)
+        logprobs = [
+            self._read(hidden, response, batch, value_id.expand(len(response))).logprobs for value_id in self.value_ids
+        ]
+        return torch.stack(logprobs).exp().max().item()
 
     @torch.no_grad()
     def load_weights(self, directory: str | Path) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.model import Policy
 
 SCORES_PATTERN = "scores-*.safetensors"
+PROBED_ROWS = 16  # of one micro-batch: the check of the value tokens costs a small part of the scoring pass
 
 
 def scores_path(folder: Path, rank: int) -> Path:
@@ -109,6 +110,21 @@ def score_trajectories(
         )
         start = end
     return scores
+
+
+def value_token_probability(
+    policy: Policy, trajectories: Sequence[Trajectory], token_budget: int, device: torch.device | str
+) -> float:
+    """The highest probability of a value token at the response positions of one scoring micro-batch's first rows.
+
+    0 without trajectories.
+    """
+    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
+    microbatches = plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]
+    if not microbatches:
+        return 0.0
+    batch = token_batch([rows[index] for index in microbatches[-1].rows[:PROBED_ROWS]])
+    return policy.value_token_probability(batch.to(device))
 
 
 def write_scores(path: Path, scores: Sequence[Scores]) -> None:

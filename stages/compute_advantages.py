@@ -31,6 +31,7 @@ from runtime.scoring import (
     read_scores,
     score_trajectories,
     scores_path,
+    value_token_probability,
     write_scores,
 )
 from runtime.shards import read_trajectories, write_targets
@@ -52,9 +53,9 @@ def run(context: Context, recompute: bool = False) -> StageResult:
             f"{context.paths.rollouts(context.iteration)}: no trajectory to train on ({len(everything)} ended in an "
             "error); see their `error` field, then collect the rollouts again"
         )
-    seconds = {}
+    seconds, measured = {}, {}
     if not recompute:
-        seconds = _score(context, trajectories, folder)
+        seconds, measured = _score(context, trajectories, folder)
     context.distributed.barrier("the scores of all ranks")
     counts = {
         "trajectories": len(trajectories),
@@ -76,12 +77,21 @@ def run(context: Context, recompute: bool = False) -> StageResult:
         **batch_metrics(stats),
         **value_metrics(trajectories, targets, context.config),
         **step0_metrics(trajectories, scores),
+        **measured,
     }
+    if warning := no_signal(metrics, counts):
+        print(f"warning: iteration {context.iteration}: {warning}", flush=True)
     return StageResult(counts=counts, metrics=metrics, seconds=seconds)
 
 
-def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -> dict[str, float]:
-    """This rank's share of the scoring passes, written to its file. Returns the seconds of the parts."""
+def _score(
+    context: Context, trajectories: Sequence[Trajectory], folder: Path
+) -> tuple[dict[str, float], dict[str, float]]:
+    """This rank's share of the scoring passes, written to its file.
+
+    Returns:
+        The seconds of the parts, and what was measured with the policy at hand, over all ranks.
+    """
     from runtime.model import policy_fingerprint, resident_replica  # heavy, and not needed to recompute
 
     config, distributed = context.config, context.distributed
@@ -119,7 +129,9 @@ def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -
                 f"{fingerprint}; collect the rollouts again"
             )
     scores, old_seconds = scored_by(directory, fingerprint, "old log-probs, V, Q")
-    seconds = {"old_logprobs_s": old_seconds}
+    start = time.perf_counter()
+    on_value_tokens = value_token_probability(context.resident.replica, own, budget, device)
+    seconds = {"old_logprobs_s": old_seconds, "step0_s": time.perf_counter() - start}
     if config.optimize.kl_coef != 0.0:
         reference = context.paths.policy(0)
         reference_fingerprint = policy_fingerprint(reference)
@@ -128,7 +140,8 @@ def _score(context: Context, trajectories: Sequence[Trajectory], folder: Path) -
             referred, seconds["ref_logprobs_s"] = scored_by(reference, reference_fingerprint, "reference log-probs")
         scores = {key: replace(one, ref_logprobs=referred[key].old_logprobs) for key, one in scores.items()}
     write_scores(scores_path(folder, distributed.rank), [scores[one.key] for one in own])
-    return seconds
+    probabilities = distributed.gather(on_value_tokens, "the probability of the value tokens")
+    return seconds, {"step0/value_token_probability": max(probabilities)}
 
 
 def check_readout(tokens: ValueTokens, value: ValueConfig, directory: Path) -> None:
@@ -247,8 +260,24 @@ def _moments(p: Sequence[float], y: Sequence[float]) -> tuple[float, ...]:
     )
 
 
+def no_signal(metrics: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
+    """What to say of a batch that tells the policy nothing; None where it does."""
+    if metrics["advantage/zero_variance"]:
+        return f"the advantages of all {counts['turns']} turns are equal, so they are 0: only V and Q learn from it"
+    if metrics["advantage/equal_returns"]:
+        return (
+            f"all {counts['trajectories']} trajectories have the same return, so what the advantages hold is V's error "
+            "and the penalty of invalid actions; if this goes on, the tasks are too hard or too easy"
+        )
+    return None
+
+
 def step0_metrics(trajectories: Sequence[Trajectory], scores: Mapping[str, Scores]) -> dict[str, float]:
-    """|log-prob from sampling - from scoring|; 0 up to rounding where both used the same weights and temperature."""
+    """|log-prob from sampling - from scoring|; 0 up to rounding where both used the same weights and temperature.
+
+    And the sums of the masks: log-probs are what the response mask picked (`_check_scores` has compared their number
+    with the records' response ids), values what the boundaries of the turns picked.
+    """
     gaps = [
         abs(sampled - scored)
         for one in trajectories
@@ -256,7 +285,12 @@ def step0_metrics(trajectories: Sequence[Trajectory], scores: Mapping[str, Score
             (x for turn in one.turns for x in turn.sampling_logprobs), scores[one.key].old_logprobs, strict=True
         )
     ]
-    return {"step0/logprob_gap_max": max(gaps), "step0/logprob_gap_mean": statistics.fmean(gaps)}
+    return {
+        "step0/logprob_gap_max": max(gaps),
+        "step0/logprob_gap_mean": statistics.fmean(gaps),
+        "step0/response_tokens": float(sum(len(scores[one.key].old_logprobs) for one in trajectories)),
+        "step0/turns": float(sum(len(scores[one.key].values) for one in trajectories)),
+    }
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from runtime.scoring import (
     read_scores,
     score_trajectories,
     scores_path,
+    value_token_probability,
     write_scores,
 )
 from tests.tiny_policies import NEGATIVE, POSITIVE, VOCABULARY, policy
@@ -96,3 +97,18 @@ def test_ids_that_cannot_be_are_refused(ids, match):
     bad = replace(good, turns=(good.turns[0], replace(good.turns[1], **ids)))
     with pytest.raises(RecordError, match=f"a#0 turn 1: .*{match}"):
         check_ids([bad], (POSITIVE, NEGATIVE), VOCABULARY)
+
+
+def test_the_probability_of_the_value_tokens_is_measured():
+    """0 by Eq. 3; where the head is asked for other ids, the same code gives their real probability."""
+    model, trajectories = policy(temperature=0.6), [trajectory("a", 3), trajectory("b", 1)]
+    assert value_token_probability(model, trajectories, 1000, "cpu") == 0.0
+    assert value_token_probability(model, [], 1000, "cpu") == 0.0
+    rows = [row for one in trajectories for row in turn_rows(one)]
+    batch = token_batch(rows)
+    with torch.no_grad():
+        logits = model.causal_lm(input_ids=batch.input_ids).logits[:, :-1][batch.response_mask[:, 1:]]
+        hidden, response = model._hidden(batch)
+        asked = model._read(hidden, response, batch, torch.full((len(response),), 7)).logprobs
+    kept = (logits / 0.6).index_fill(1, torch.tensor([POSITIVE, NEGATIVE]), float("-inf")).softmax(1)
+    assert asked.exp().tolist() == pytest.approx(kept[:, 7].tolist(), rel=1e-4)

@@ -15,7 +15,7 @@ from runtime.records import RecordError, Trajectory
 from runtime.rows import turn_rows
 from runtime.scoring import read_scores, score_trajectories, scores_path, write_scores
 from runtime.shards import ShardWriter, read_targets, shard_path
-from stages.compute_advantages import compute_targets, run
+from stages.compute_advantages import compute_targets, no_signal, run
 from stages.context import Context, Resident
 from tests.tiny_policies import causal_lm, save_policy
 from tests.trajectories import trajectory
@@ -102,6 +102,9 @@ def test_scores_targets_and_metrics(prepared):
     ]
     assert result.metrics["step0/logprob_gap_max"] == pytest.approx(max(gaps), abs=1e-9)
     assert result.metrics["step0/logprob_gap_mean"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-9)
+    assert result.metrics["step0/value_token_probability"] == 0.0
+    assert result.metrics["step0/response_tokens"] == result.counts["response_tokens"]
+    assert result.metrics["step0/turns"] == 9
     y = [x for one in targets for x in one.returns]
     v = [x for one in targets for x in one.values]
     variance = lambda series: sum((x - sum(series) / 9) ** 2 for x in series) / 9  # noqa: E731
@@ -227,3 +230,29 @@ def test_a_batch_without_variance_is_counted_and_trains_nothing(prepared):
     targets, stats = compute_targets(equal, scores, CONFIG.advantage, 1.0)
     assert stats.zero_variance
     assert {x for one in targets for x in one.advantages} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("zero_variance", "equal_returns", "words"),
+    [(1.0, 1.0, "advantages of all 9 turns are equal"), (0.0, 1.0, "all 3 trajectories have the same return")],
+)
+def test_a_batch_without_signal_is_one_line_of_warning(zero_variance, equal_returns, words):
+    counts = {"turns": 9, "trajectories": 3}
+    metrics = {"advantage/zero_variance": zero_variance, "advantage/equal_returns": equal_returns}
+    assert words in no_signal(metrics, counts)
+    assert no_signal({"advantage/zero_variance": 0.0, "advantage/equal_returns": 0.0}, counts) is None
+
+
+def test_the_warning_is_printed_where_all_episodes_end_alike(prepared, capsys):
+    context, trajectories = prepared
+    run(context)
+    assert "warning" not in capsys.readouterr().out
+    folder = context.paths.rollouts(2)
+    for path in folder.glob("rank-*.jsonl"):
+        path.unlink()
+    with ShardWriter(shard_path(folder, 0)) as writer:
+        for one in trajectories:
+            writer.append(replace(one, turns=tuple(replace(turn, reward=0.0) for turn in one.turns)))
+    run(context)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert line.startswith("warning: iteration 2: all 3 trajectories have the same return")
