@@ -113,40 +113,45 @@ def bytes_of(dtype: str) -> int:
     return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def stage_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, dict[str, int]]:
-    """Bytes a rank, by stage and part. The engine stays in memory between the stages of a run.
+def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "cpu") -> dict[str, dict[str, int]]:
+    """Bytes a rank, by stage and part, in an iteration after the first: engine and replica stay between the stages.
 
     Parts named "host ..." are in CPU memory, on a GPU machine too.
+
+    Args:
+        device: "cuda": under ZeRO-3 the engine moves to CPU memory between the stages that train.
     """
     engine = engine_memory(config, shape, ranks)
+    idle = idle_engine(config, engine, device)
     size = bytes_of(config.model.dtype)
     width = config.optimize.microbatch_tokens
     longest = config.env.prompt_tokens + config.env.response_tokens
+    replica = {"replica": size * shape.parameters}
     training = {
         **engine,
         "gradients": FP32 * shape.parameters // (ranks if config.optimize.zero_stage >= 2 else 1),
         "activations": size * activation_elements(shape, max(width, longest), config.optimize.gradient_checkpointing),
-        "logits": logit_bytes(shape),
+        "logits": logit_bytes(shape, response_positions(config, width)),
     }
     if config.optimize.zero_stage == 3 and ranks > 1:  # what is gathered at a time: a layer, or the embedding
         training["gathered weights"] = size * max(shape.layer_parameters, shape.embedding_parameters)
-    replica = {"replica": size * shape.parameters}
     playing = {
-        **engine,
+        **idle,
         **replica,
         "KV cache": config.rollout.slots * longest * 2 * shape.layers * shape.kv_width * size,
         "logits": config.rollout.slots * shape.vocabulary * FP32 * LOGIT_BUFFERS,
     }
     scoring = {
-        **engine,
+        **idle,
         **replica,
         "activations": size * max(config.advantage.score_tokens, longest) * shape.layer_activations,
-        "logits": logit_bytes(shape),
+        "logits": logit_bytes(shape, response_positions(config, config.advantage.score_tokens)),
     }
     stages = {"reserve_vocab": {"host embedding, twice": 2 * size * shape.embedding_parameters}}
     if config.warm_start.enabled:
-        stages["warm_start"] = training
-    stages |= {"collect_rollouts": playing, "compute_advantages": scoring, "optimize": training, "evaluate": playing}
+        stages["warm_start"] = training  # nothing has been played yet, so there is no replica
+    stages |= {"collect_rollouts": playing, "compute_advantages": scoring}
+    stages |= {"optimize": {**training, **replica}, "evaluate": playing}
     return stages
 
 
@@ -162,6 +167,12 @@ def engine_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, in
     }
 
 
+def idle_engine(config: Config, engine: Mapping[str, int], device: str) -> dict[str, int]:
+    """The engine's parts while another stage has the device; the rule is TrainingEngine's."""
+    moves = device == "cuda" and config.optimize.zero_stage == 3 and not config.optimize.offload_parameters
+    return {part if part.startswith("host ") or not moves else f"host {part}": size for part, size in engine.items()}
+
+
 def activation_elements(shape: ModelShape, tokens: int, checkpointing: bool) -> int:
     """Elements kept for a micro-batch's backward pass; with checkpointing each layer's input and one whole layer."""
     if checkpointing:
@@ -169,9 +180,15 @@ def activation_elements(shape: ModelShape, tokens: int, checkpointing: bool) -> 
     return tokens * shape.layers * shape.layer_activations
 
 
-def logit_bytes(shape: ModelShape) -> int:
+def response_positions(config: Config, tokens: int) -> int:
+    """Response positions of a micro-batch of the longest rows; one row where not even that one fits."""
+    env = config.env
+    return max(1, tokens // (env.prompt_tokens + env.response_tokens)) * env.response_tokens
+
+
+def logit_bytes(shape: ModelShape, positions: int) -> int:
     """Logits exist for one chunk of response positions at a time."""
-    return chunk_size(shape.vocabulary) * shape.vocabulary * FP32 * LOGIT_BUFFERS
+    return min(chunk_size(shape.vocabulary), positions) * shape.vocabulary * FP32 * LOGIT_BUFFERS
 
 
 def disk_gib(config: Config, stage: str, policy: Path | None) -> float:

@@ -1,6 +1,7 @@
 """Memory and disk estimates against arithmetic done by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -61,24 +62,49 @@ def test_stage_memory_by_hand():
         "fp32 masters": 1272 * 4 // 2,
         "Adam moments": 1272 * 8 // 2,
     }
-    # a token keeps in a layer: 4*8 + 2*8 + 2*4 + 4*16 = 120 elements; logits: 3 buffers of chunks of 2^26 in fp32
-    logits = 3 * 4 * (2**26 // 10) * 10
+    # a token keeps in a layer: 4*8 + 2*8 + 2*4 + 4*16 = 120 elements; logits: 3 buffers in fp32 for the 10 response
+    # positions of each row of 30 tokens, 3 rows of which fit into 100 tokens
+    logits = 3 * 4 * 3 * 10 * 10
     assert memory["optimize"] == {
         **engine,
         "gradients": 1272 * 4 // 2,
         "activations": 2 * 100 * 2 * 120,
         "logits": logits,
         "gathered weights": 2 * 592,
+        "replica": 1272 * 2,
     }
     # keys and values: 6 slots of 30 tokens, 2 layers, 2 tensors of 4 elements of 2 bytes
     cache = 6 * 30 * 2 * 2 * 4 * 2
     played = {**engine, "replica": 1272 * 2, "KV cache": cache, "logits": 6 * 10 * 4 * 3}
     assert memory["collect_rollouts"] == memory["evaluate"] == played
     assert memory["compute_advantages"] == {
-        **engine, "replica": 1272 * 2, "activations": 2 * 50 * 120, "logits": logits,
+        **engine, "replica": 1272 * 2, "activations": 2 * 50 * 120, "logits": 3 * 4 * 1 * 10 * 10,
     }  # fmt: skip
     assert memory["reserve_vocab"] == {"host embedding, twice": 2 * 2 * 80}
     assert "warm_start" not in memory
+
+
+def test_on_a_gpu_the_engine_of_zero_3_is_in_host_memory_while_others_work():
+    config = configured("optimize.zero_stage=3", "optimize.offload_optimizer=true", "model.dtype=bfloat16")
+    memory = stage_memory(config, SMALL, 1, "cuda")
+    for stage in ("collect_rollouts", "compute_advantages", "evaluate"):
+        host = {part: size for part, size in memory[stage].items() if part.startswith("host")}
+        assert host == {"host weights": 2 * 1272, "host fp32 masters": 4 * 1272, "host Adam moments": 8 * 1272}
+        assert memory[stage]["replica"] == 2 * 1272 and "weights" not in memory[stage]
+    assert memory["optimize"]["weights"] == 2 * 1272  # back on the GPU, and the replica is still there
+    assert memory["optimize"]["replica"] == 2 * 1272
+    for stays in ("optimize.zero_stage=2", "optimize.offload_parameters=true"):
+        config = configured(stays, "model.dtype=bfloat16")
+        assert (
+            stage_memory(config, SMALL, 1, "cuda")["evaluate"].keys()
+            == stage_memory(config, SMALL, 1)["evaluate"].keys()
+        )
+
+
+def test_logits_of_many_positions_come_in_chunks():
+    wide = replace(SMALL, vocabulary=2**20)  # a chunk is 2^26 / 2^20 = 64 positions
+    config = configured("env.prompt_tokens=20", "env.response_tokens=10", "optimize.microbatch_tokens=3000")
+    assert stage_memory(config, wide, 1)["optimize"]["logits"] == 3 * 4 * 64 * 2**20  # of 100 * 10 positions
 
 
 def test_checkpointing_offload_and_stages_of_zero():
