@@ -24,11 +24,7 @@ pytestmark = [
 ]
 
 ROWS = 49_152  # all of them taken by the tokenizer, so that w+ and w- are new ones
-SETTINGS = {
-    "model.dtype": "float32", "env.max_turns": 4, "env.prompt_tokens": 1024, "env.response_tokens": 24,
-    "env.train_games": 12, "env.warm_start_games": 1, "env.dev_games": 1, "env.held_out_games": 1,
-    "rollout.tasks": 4, "rollout.workers": 1, "evaluate.final_tasks": 1, "logging.tensorboard": False,
-}  # fmt: skip
+SETTINGS = {"evaluate.final_tasks": 1, "logging.tensorboard": False}  # beside what the model's preset says
 LIMIT_S = 1200
 
 
@@ -38,7 +34,7 @@ def paths(tmp_path_factory) -> RunPaths:
     settings = {**SETTINGS, "env.cache_dir": str(folder / "games")}
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={json.dumps(value)}")]
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "--model", SMOLLM2, "--env", "alfworld", "--ranks", "1", "--iterations", "1",
+        [sys.executable, "-m", "pipeline", "--model", SMOLLM2, "--env", "alfworld",
          "--run-dir", str(folder / "run"), *flags],
         cwd=ROOT, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
