@@ -28,11 +28,11 @@ EXAMPLES = """examples:
   bash run.sh --seed 1 --set optimize.learning_rate=3e-4 another seed and step size
   bash run.sh --model Qwen2.5-7B --env alfworld --dry-run  what would run on a GPU machine; starts nothing
   bash run.sh --run-dir runs/X                           go on with a run that was started before
+  bash run.sh --run-dir runs/X --prepare-only            make runs/X, to do its stages by hand
   bash run.sh test                                       the tests
 Every setting with its meaning: pipeline/config.py."""
 
 
-def parser() -> argparse.ArgumentParser:
 class _Flags(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right name."""
 
@@ -48,6 +48,7 @@ class _Flags(argparse.ArgumentParser):
         raise ConfigError(f"{message[:300]} (bash run.sh --help)")
 
 
+def parser() -> argparse.ArgumentParser:
     """The command line; its help is the user's first page."""
     flags = _Flags(
         prog="bash run.sh",
@@ -66,6 +67,9 @@ class _Flags(argparse.ArgumentParser):
     flags.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
     flags.add_argument("--launcher", choices=("deepspeed", "openmpi"), default="deepspeed", help="how ranks start")
     flags.add_argument("--dry-run", action="store_true", help="print what would run and what it needs; start nothing")
+    flags.add_argument(
+        "--prepare-only", action="store_true", help="make the run directory and print the commands of its stages"
+    )
     return flags
 
 
@@ -78,6 +82,7 @@ class Request:
     source: str  # where the settings came from, for people
     launcher: str = "deepspeed"
     dry_run: bool = False
+    prepare_only: bool = False
 
 
 def resolve(arguments: argparse.Namespace) -> Request:
@@ -91,14 +96,14 @@ def resolve(arguments: argparse.Namespace) -> Request:
     """
     settings = _flag_settings(arguments) + [parse_setting(setting) for setting in arguments.set]
     named = dict(settings)
+    for key in ("env.name", "model.name"):
+        if not isinstance(named.get(key, ""), str):
+            raise ConfigError(f"{key} = {named[key]!r}: must be text; put quotes around it")
     environment, model = named.get("env.name"), named.get("model.name")
     stored = arguments.run_dir / "config.yaml" if arguments.run_dir is not None else None
     if stored is not None and stored.exists() and not (arguments.preset or model or environment):
         tree, source, name = to_tree(load_config(stored)), str(stored), ""
     elif arguments.preset is None and model and (Path(model).parent / "config.yaml").is_file():
-    for key in ("env.name", "model.name"):
-        if not isinstance(named.get(key, ""), str):
-            raise ConfigError(f"{key} = {named[key]!r}: must be text; put quotes around it")
         origin = Path(model).resolve().parent
         tree, source, name = to_tree(load_config(origin / "config.yaml")), f"run {origin.name}", f"from-{origin.name}"
         tree["warm_start"]["enabled"] = False
@@ -110,7 +115,7 @@ def resolve(arguments: argparse.Namespace) -> Request:
     config = build_config(apply_settings(tree, settings))
     check_adapter_options(config)
     run_dir = arguments.run_dir or RUNS / f"{name}-{_slug(config.env.name)}-seed{config.run.seed}"
-    return Request(config, run_dir, source, arguments.launcher, arguments.dry_run)
+    return Request(config, run_dir, source, arguments.launcher, arguments.dry_run, arguments.prepare_only)
 
 
 def _flag_settings(arguments: argparse.Namespace) -> list[tuple[str, Any]]:

@@ -1,6 +1,15 @@
-"""The last step: the final policy as a folder that plain transformers loads."""
+"""The last step: the final policy as a folder that plain transformers loads.
+
+By hand, after the last stage: `deepspeed pipeline/export.py --run-dir runs/X`.
+"""
 
 from __future__ import annotations
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path as _Path
+
+    sys.path.insert(0, str(_Path(__file__).resolve().parents[1]))
 
 from pathlib import Path
 
@@ -17,3 +26,9 @@ def export_policy(policy: Path, export: Path) -> None:
                 destination = folder / source.relative_to(policy)
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(source, destination)
+
+
+if __name__ == "__main__":
+    from pipeline.one_stage import main
+
+    main("export")

@@ -35,6 +35,8 @@ from runtime.engine import deepspeed_config
 
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = Path("pipeline") / "driver.py"
+EXPORT_SCRIPT = "pipeline/export.py"
+FREE_PORT = "<free port>"  # in what is only shown: chosen at the start
 DEFECT = 1
 DYING_S = 5.0  # the ranks of a killed launcher end within this
 
@@ -45,6 +47,9 @@ def main(argv: list[str] | None = None) -> None:
         request = resolve(parser().parse_args(argv))
         if request.dry_run:
             print(dry_run(request))
+            code = 0
+        elif request.prepare_only:
+            print(prepare(request))
             code = 0
         else:
             code = start(request)
@@ -65,19 +70,19 @@ def start(request: Request) -> int:
     """
     paths, config = RunPaths(request.run_dir), request.config
     check_machine(config, request.launcher)
+    refuse_foreign(paths)
     with RunLock(paths.lock, patience_s=DYING_S):  # refuses at once what rank 0 would refuse after the imports
         take_up(paths, config)
         manifests = read_manifests(paths)
         steps = refuse_stale(plan(Facts.of(config), manifests), paths)
     print(f"{paths.root}: {config.model.name} in {config.env.name}, {request.source}, {config.run.ranks} rank(s)")
-    refuse_foreign(paths)
     print(plan_table(steps), flush=True)
     if next_step(steps) is None:
+        check_outputs(manifests[EXPORT, 0], paths.export)
         print(final_summary(paths, Facts.of(config), manifests))
         return 0
     with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
         command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))
-        check_outputs(manifests[EXPORT, 0], paths.export)
         stopped_by, code = run_group(command, launch_environment(config), paths)
     remaining = [step for step in plan(Facts.of(config), read_manifests(paths)) if step.action == "run"]
     if not remaining:
@@ -95,6 +100,28 @@ def start(request: Request) -> int:
         file=sys.stderr,
     )
     return DEFECT
+
+
+def prepare(request: Request) -> str:
+    """Make or take up the run directory and start nothing; returns how to do its stages by hand.
+
+    Raises:
+        ConfigError, RunError: see there.
+    """
+    paths, config = RunPaths(request.run_dir), request.config
+    check_machine(config, request.launcher)
+    refuse_foreign(paths)
+    with RunLock(paths.lock, patience_s=DYING_S):
+        take_up(paths, config)
+        steps = refuse_stale(plan(Facts.of(config), read_manifests(paths)), paths)
+    return "\n".join(
+        [
+            f"{paths.root}: ready",
+            plan_table(steps),
+            "\n# stage by stage; collect_rollouts, compute_advantages and optimize once an iteration",
+            *stage_commands(config, paths.root, free_port()),
+        ]
+    )
 
 
 def take_up(paths: RunPaths, config: Config) -> None:
@@ -115,6 +142,23 @@ def take_up(paths: RunPaths, config: Config) -> None:
         )
     if stored != config:
         save_config(config, paths.config)
+
+
+def refuse_foreign(paths: RunPaths) -> None:
+    """Keep out of folders that hold something else: a run clears temporaries away below its folder.
+
+    Raises:
+        RunError: the folder is not empty and no run directory.
+    """
+    if paths.config.exists() or not paths.root.is_dir():
+        return
+    ours = {paths.lock.name, paths.errors.name}
+    others = sorted(path.name for path in paths.root.iterdir() if path.name not in ours and ".tmp-" not in path.name)
+    if others:
+        raise RunError(
+            f"{paths.root}: holds {others[0]} but no config.yaml, so it is no run directory (or has lost it: "
+            "put it back); choose an empty or a new --run-dir"
+        )
 
 
 def check_machine(config: Config, launcher: str) -> None:
@@ -144,23 +188,6 @@ def launch_environment(config: Config) -> dict[str, str]:
     """The ranks' environment variables: ours where the user set none."""
     environment = {**os.environ, "PATH": launch_path(), LAUNCHER_PID: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-def refuse_foreign(paths: RunPaths) -> None:
-    """Keep out of folders that hold something else: a run clears temporaries away below its folder.
-
-    Raises:
-        RunError: the folder is not empty and no run directory.
-    """
-    if paths.config.exists() or not paths.root.is_dir():
-        return
-    ours = {paths.lock.name, paths.errors.name}
-    others = sorted(path.name for path in paths.root.iterdir() if path.name not in ours and ".tmp-" not in path.name)
-    if others:
-        raise RunError(
-            f"{paths.root}: holds {others[0]} but no config.yaml, so it is no run directory (or has lost it: "
-            "put it back); choose an empty or a new --run-dir"
-        )
-
-
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.run.ranks)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.geteuid() == 0:  # mpirun refuses root unless told twice; containers have no one else
@@ -183,11 +210,26 @@ def launch_command(config: Config, run_dir: Path, launcher: str, port: int | str
     return [*head, str(ROOT / DRIVER), "--run-dir", str(run_dir.resolve())]
 
 
-def stage_command(config: Config, run_dir: Path, stage: str) -> str:
-    """The command that does one stage by hand, as a user types it."""
-    parts = ["deepspeed", "--num_accelerators", str(config.run.ranks), f"stages/{stage}.py", "--run-dir", str(run_dir)]
-    return shlex.join(parts)
+def stage_commands(config: Config, run_dir: Path, port: int | str) -> list[str]:
+    """The commands that do the stages by hand, in the environment that a whole run gives its ranks."""
+    scripts = [f"stages/{stage}.py" for stage in STAGES if stage != "warm_start" or config.warm_start.enabled]
+    head = ["deepspeed", "--num_accelerators", str(config.run.ranks), "--master_port", str(port)]
+    commands = [shlex.join([*head, script, "--run-dir", str(run_dir)]) for script in (*scripts, EXPORT_SCRIPT)]
+    return [f"export {own_variables(config)}", *commands]
 
+
+def own_variables(config: Config) -> str:
+    """The variables that `launch_environment` adds to this process's, NAME=value each."""
+    added = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in launch_environment(config).items()
+        if os.environ.get(name) != value and name not in ("PATH", LAUNCHER_PID)
+    ]
+    return " ".join(added)
+
+
+def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) -> tuple[int, int]:
+    """Start the launcher in a session of its own and wait.
 
     Returns:
         The signal that stopped it, or 0; and its exit code. The latter never says that a run is complete (the
@@ -228,8 +270,6 @@ def end_group(group: int) -> None:
             return
         time.sleep(0.05)
 
-def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) -> tuple[int, int]:
-    """Start the launcher in a session of its own and wait.
 
 def dry_run(request: Request) -> str:
     """What would run and what it would need; reads no weights and starts nothing."""
@@ -250,17 +290,16 @@ def dry_run(request: Request) -> str:
     if shape is not None:
         parts = table(stage_memory(config, shape, config.run.ranks, device))
         memory = f"{shape.parameters:,} parameters, {config.model.dtype}, {config.run.ranks} rank(s)\n{parts}"
-    whole = launch_command(config, run_dir, "deepspeed", "PORT", run_dir)
-    stages = [stage for stage in STAGES if stage != "warm_start" or config.warm_start.enabled]
+    whole = launch_command(config, run_dir, "deepspeed", FREE_PORT, run_dir)
     return "\n".join(
         [
             f"# configuration ({request.source})",
             yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True).rstrip(),
             f"\n# run directory\n{run_dir}",
             f"\n# {plan_table(steps)}",
-            f"\n# the whole run, all stages in one process group\n{shlex.join(whole)}",
+            f"\n# the whole run, all stages in one process group\n{own_variables(config)} {shlex.join(whole)}",
             "\n# or stage by stage",
-            *(stage_command(config, run_dir, stage) for stage in stages),
+            *stage_commands(config, run_dir, FREE_PORT),
             f"\n# DeepSpeed ({device})\n{yaml.safe_dump(engine, sort_keys=False).rstrip()}",
             f"\n# estimated memory a rank, by stage: {memory}",
         ]

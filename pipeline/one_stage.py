@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.config_loading import apply_settings, build_config, fingerprint, parse_setting, to_tree
 from pipeline.faults import end_on, leave_process
 from pipeline.plan import Name, Step, next_step
-from pipeline.run_directory import RunError, RunPaths, link_or_copy
+from pipeline.run_directory import EXPORT, RunError, RunPaths, link_or_copy
 from pipeline.session import Session, do_step, open_session
 from runtime.distributed import leave
 
@@ -44,7 +44,8 @@ def main(stage: str, argv: list[str] | None = None) -> None:
 
 
 def _parser(stage: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"deepspeed stages/{stage}.py", description=__doc__)
+    script = f"{'pipeline' if stage == EXPORT else 'stages'}/{stage}.py"
+    parser = argparse.ArgumentParser(prog=f"deepspeed {script}", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="a run directory that `bash run.sh` made")
     parser.add_argument("--iteration", type=int, help="default: the first for which the stage is not complete")
     parser.add_argument("--local_rank", type=int, default=0, help="given by the deepspeed launcher; not used")

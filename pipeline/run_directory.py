@@ -17,7 +17,7 @@ from pathlib import Path
 from runtime.files import atomic_path, free_gib
 
 STAGES = ("reserve_vocab", "warm_start", "collect_rollouts", "compute_advantages", "optimize", "evaluate")
-EXPORT = "export"  # the last step of a run: done by the pipeline, no stage script
+EXPORT = "export"  # the last step of a run: pipeline/export.py
 
 
 class RunError(Exception):

@@ -118,17 +118,17 @@ def test_a_run_killed_twice_has_the_weights_of_an_uncut_one(uncut, tmp_path):
 
 def test_stage_by_stage_equals_the_resident_run(uncut, tmp_path):
     run_dir = tmp_path / "by-hand"
-    run_dir.mkdir()
-    (run_dir / "config.yaml").write_bytes((uncut / "config.yaml").read_bytes())
+    prepared = run([*command(run_dir), "--prepare-only"])
+    assert prepared.returncode == 0, prepared.stdout + prepared.stderr
+    assert (run_dir / "config.yaml").read_bytes() == (uncut / "config.yaml").read_bytes()
     stages = ["reserve_vocab", "warm_start", *["collect_rollouts", "compute_advantages", "optimize"] * ITERATIONS]
-    for stage in stages:
+    for script in [*(f"stages/{stage}.py" for stage in stages), "pipeline/export.py"]:
         port = str(20000 + os.getpid() % 20000)
-        done = run([DEEPSPEED, "--num_accelerators", "1", "--master_port", port, f"stages/{stage}.py",
+        done = run([DEEPSPEED, "--num_accelerators", "1", "--master_port", port, script,
                     "--run-dir", str(run_dir)], DS_ACCELERATOR="cpu")  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-    own, resident = RunPaths(run_dir), RunPaths(uncut)
-    assert sha256(own.policy(2) / "model.safetensors") == sha256(resident.policy(2) / "model.safetensors")
-    assert own.policy(0) == run_dir / "checkpoints" / "0000" / "policy"
+    assert weights(run_dir) == weights(uncut)
+    assert RunPaths(run_dir).policy(0) == run_dir / "checkpoints" / "0000" / "policy"
     again = run([DEEPSPEED, "--num_accelerators", "1", "stages/optimize.py", "--run-dir", str(run_dir),
                  "--iteration", "2"], DS_ACCELERATOR="cpu")  # fmt: skip
     assert again.returncode != 0 and "optimize 2 is complete" in again.stderr

@@ -38,10 +38,11 @@ def test_a_dry_run_prints_everything_and_starts_nothing(tmp_path):
         "  max_turns: 50",
         "plan: 483 steps to do, 0 done or not needed",  # 150 * 3 + 30 evaluations + before, reserve, export
         "  run    iterations 1-150: collect_rollouts compute_advantages optimize evaluate",
-        f"deepspeed --num_accelerators 4 --master_addr 127.0.0.1 --master_port PORT --log_level critical "
+        f"deepspeed --num_accelerators 4 --master_addr 127.0.0.1 --master_port '<free port>' --log_level critical "
         f"{ROOT}/pipeline/driver.py --run-dir {run_dir}",
-        f"deepspeed --num_accelerators 4 stages/reserve_vocab.py --run-dir {run_dir}",
-        f"deepspeed --num_accelerators 4 stages/optimize.py --run-dir {run_dir}",
+        f"deepspeed --num_accelerators 4 --master_port '<free port>' stages/reserve_vocab.py --run-dir {run_dir}",
+        f"deepspeed --num_accelerators 4 --master_port '<free port>' stages/optimize.py --run-dir {run_dir}",
+        f"deepspeed --num_accelerators 4 --master_port '<free port>' pipeline/export.py --run-dir {run_dir}",
         "  stage: 3",
         "bf16:",
         "7,615,616,512 parameters, bfloat16, 4 rank(s)",
@@ -54,8 +55,33 @@ def test_a_dry_run_prints_everything_and_starts_nothing(tmp_path):
     # fp32 masters: 7.6157e9 * 4 / 4 ranks = 7.09 GiB, moments twice that
     assert "fp32 masters 7.09 GiB, Adam moments 14.19 GiB" in optimize
     (playing,) = [line for line in lines if line.startswith("  collect_rollouts  ")]
-    # 128 slots * 2560 tokens * 28 layers * 2 * 512 elements * 2 bytes = 17.5 GiB
-    assert "KV cache 17.50 GiB" in playing
+    # 128 slots * 2560 tokens * 28 layers * 2 * 512 elements * 2 bytes = 17.5 GiB; a replica is 7.6157e9 * 2 bytes
+    assert "KV cache 17.50 GiB" in playing and "replica 14.19 GiB" in playing and "replica 14.19 GiB" in optimize
+    assert "host fp32 masters 7.09 GiB" in playing
+
+
+def test_a_run_directory_can_be_made_and_nothing_started(tmp_path, monkeypatch, capsys):
+    for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(launch, "free_port", lambda: 4711)
+    run_dir = tmp_path / "run"
+    flags = ["--run-dir", str(run_dir), "--iterations", "2", "--ranks", "2", "--prepare-only"]
+    with pytest.raises(SystemExit) as end:
+        launch.main(flags)
+    assert end.value.code == 0
+    assert sorted(path.name for path in run_dir.iterdir()) == ["config.yaml", "run.lock"]
+    assert load_config(run_dir / "config.yaml") == request(*flags).config
+    lines = capsys.readouterr().out.splitlines()
+    (variables,) = [line for line in lines if line.startswith("export ")]
+    assert "OMP_NUM_THREADS=3" in variables.split() and "DS_ACCELERATOR=cpu" in variables.split()
+    scripts = ["stages/reserve_vocab", "stages/warm_start", "stages/collect_rollouts", "stages/compute_advantages",
+               "stages/optimize", "stages/evaluate", "pipeline/export"]  # fmt: skip
+    assert lines[-len(scripts) :] == [
+        f"deepspeed --num_accelerators 2 --master_port 4711 {script}.py --run-dir {run_dir}" for script in scripts
+    ]
 
 
 def test_a_model_of_unknown_shape_has_a_dry_run_too(tmp_path):
@@ -97,10 +123,18 @@ def test_taking_up_a_run(tmp_path):
     longer = request("--iterations", "4", "--ranks", "2").config
     launch.take_up(paths, longer)
     assert load_config(paths.config) == longer
+    write_manifest(Manifest("reserve_vocab", 0, "c", {}, {}), paths.manifest("reserve_vocab", 0))
     with pytest.raises(RunError) as refusal:
         launch.take_up(paths, request("--seed", "1", "--set", "advantage.gamma=0.9").config)
     assert "(advantage.gamma: 0.95 -> 0.9; run.seed: 0 -> 1)" in str(refusal.value)
     assert load_config(paths.config) == longer
+
+
+def test_before_the_first_result_a_wrong_setting_may_be_set_right(tmp_path):
+    paths = RunPaths(tmp_path)
+    launch.take_up(paths, request("--model", "tinny", "--preset", "tiny").config)
+    launch.take_up(paths, request("--model", "tiny").config)
+    assert load_config(paths.config).model.name == "tiny"
 
 
 def test_results_without_their_configuration_are_refused(tmp_path):
@@ -124,18 +158,10 @@ def test_ranks_get_their_environment(monkeypatch):
 
 
 def test_the_openmpi_form(tmp_path):
-    write_manifest(Manifest("reserve_vocab", 0, "c", {}, {}), paths.manifest("reserve_vocab", 0))
     command = launch.launch_command(request("--ranks", "2").config, tmp_path, "openmpi", 4711, tmp_path)
     assert (tmp_path / "hostfile").read_text() == "localhost slots=2\n"
     assert command[:4] == ["deepspeed", "--hostfile", str(tmp_path / "hostfile"), "--force_multi"]
     assert "openmpi" in command and "4711" in command
-
-
-def test_before_the_first_result_a_wrong_setting_may_be_set_right(tmp_path):
-    paths = RunPaths(tmp_path)
-    launch.take_up(paths, request("--model", "tinny", "--preset", "tiny").config)
-    launch.take_up(paths, request("--model", "tiny").config)
-    assert load_config(paths.config).model.name == "tiny"
 
 
 def test_an_exit_code_0_without_the_manifests_is_a_failure(tmp_path, monkeypatch, capfd):
