@@ -32,7 +32,7 @@ class Task:
     task_id: str  # unique over all splits; letters, digits and / - _ . only
     split: str  # "train", "warm_start", "dev", "seen", "unseen", ... as the adapter names them
     task_type: str  # results are broken down by it
-    payload: Mapping[str, Any] = field(default_factory=dict)  # small and picklable
+    payload: Mapping[str, Any] = field(default_factory=dict)  # small, JSON types: workers get it, records keep it
 
 
 @dataclass(frozen=True)

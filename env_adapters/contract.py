@@ -87,11 +87,19 @@ def _check_tasks(adapter: Adapter, splits: list[str]) -> None:
             blob = pickle.dumps(task)
             _need(pickle.loads(blob) == task, f"task {task.task_id!r} survives pickling")
             _need(len(blob) <= MAX_PAYLOAD_BYTES, f"task {task.task_id!r} is small: {len(blob)} > {MAX_PAYLOAD_BYTES}")
+            _need(_survives_json(dict(task.payload)), f"task {task.task_id!r}: its payload survives JSON")
     try:
         adapter.tasks("no such split")
     except EnvironmentFault:
         return
     raise ContractBroken("tasks() of an unknown split raises EnvironmentFault")
+
+
+def _survives_json(payload: dict[str, Any]) -> bool:
+    try:
+        return json.loads(json.dumps(payload, allow_nan=False)) == payload
+    except (TypeError, ValueError):
+        return False
 
 
 def _first_action(environment: Environment, observation: Observation) -> str | None:

@@ -6,7 +6,9 @@ Rows that are trained are made from these ids alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -25,7 +27,8 @@ class Turn:
     Example (a turn of two sampled tokens, the second the end-of-turn token):
         Turn(observation="You see a mug 1.", admissible_actions=("take mug 1",), prompt_ids=(5, 9, 11),
              response="take mug 1", response_ids=(42, 2), sampling_logprobs=(-0.1, -0.02),
-             action="take mug 1", valid=True, reward=0.0, generation_s=0.01, environment_s=0.002)
+             action="take mug 1", valid=True, reward=0.0, generation_s=0.01, environment_s=0.002,
+             terminated=False, truncated=False)
     """
 
     observation: str
@@ -39,6 +42,8 @@ class Turn:
     reward: float  # what the environment paid, before any penalty
     generation_s: float
     environment_s: float
+    terminated: bool = False  # the episode ended by itself after this turn: the last one's alone can be
+    truncated: bool = False  # it was cut after this turn, which was the last one allowed
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Trajectory:
 
     `status` is "terminated" (the episode ended by itself), "truncated" (turn limit; counts as terminal in
     the targets) or "error" (environment lost; excluded from training and counted, never scored).
-    `sample` numbers the trajectories of one task; SAPO samples only number 0.
+    `sample` numbers the trajectories of one task; SAPO samples only number 0. `task` is the payload of the task, as
+    the environment was given it: for ALFWorld the game's file, and where in it a packed game lies.
     """
 
     task_id: str
@@ -64,6 +70,7 @@ class Trajectory:
     score: float
     turns: tuple[Turn, ...]
     error: str | None = None
+    task: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA_VERSION
 
     @property
@@ -120,12 +127,29 @@ def _turn_from_json(data: dict[str, Any]) -> Turn:
     )
 
 
+_SCALARS = {"str": str, "int": int, "bool": bool, "float": int | float}  # by annotation
+
+
+def _check_scalars(record: Trajectory | Turn, where: str) -> None:
+    for item in fields(record):
+        value, kind = getattr(record, item.name), _SCALARS.get(item.type)
+        if kind is None:
+            continue
+        number = item.type in ("int", "float")
+        if not isinstance(value, kind) or (number and (isinstance(value, bool) or not math.isfinite(value))):
+            raise RecordError(
+                f"{where}: {item.name} is {str(value)[:40]!r}, expected {item.type}; delete the line to replay it"
+            )
+
+
 def _check(trajectory: Trajectory, where: str) -> None:
+    _check_scalars(trajectory, where)
     if trajectory.status not in STATUSES:
         raise RecordError(f"{where}: status {trajectory.status!r} is none of {', '.join(STATUSES)}")
     if trajectory.status != "error" and not trajectory.turns:
         raise RecordError(f"{where}: a {trajectory.status} trajectory without turns; delete the line to replay it")
     for index, turn in enumerate(trajectory.turns):
+        _check_scalars(turn, f"{where}: turn {index}")
         ids = turn.prompt_ids + turn.response_ids
         if not turn.prompt_ids or not turn.response_ids or not all(type(i) is int and i >= 0 for i in ids):
             raise RecordError(f"{where}: turn {index}: prompt_ids and response_ids must be non-empty lists of ids")
@@ -134,6 +158,15 @@ def _check(trajectory: Trajectory, where: str) -> None:
                 f"{where}: turn {index}: {len(turn.response_ids)} response_ids but "
                 f"{len(turn.sampling_logprobs)} sampling_logprobs; delete the line to replay it"
             )
+        if not all(type(x) in (int, float) and math.isfinite(x) for x in turn.sampling_logprobs):
+            raise RecordError(f"{where}: turn {index}: sampling_logprobs must be finite; delete the line to replay it")
+        for end in ("terminated", "truncated"):
+            is_last = index == len(trajectory.turns) - 1
+            if getattr(turn, end) and not (is_last and trajectory.status == end):
+                raise RecordError(
+                    f"{where}: turn {index} of {len(trajectory.turns)} says {end}, the trajectory {trajectory.status}; "
+                    "delete the line to replay it"
+                )
 
 
 @dataclass(frozen=True)

@@ -164,10 +164,9 @@ class _Sweep:
             self._ask(reply.slot, episode, reply.result)
         else:
             self._add_turn(episode, reply.result, reply.seconds)
-            if reply.result.terminated:
-                self._finish(reply.slot, "terminated", reply.result.success)
-            elif len(episode.turns) >= self.settings.max_turns:
-                self._finish(reply.slot, "truncated", reply.result.success)
+            last = episode.turns[-1]
+            if last.terminated or last.truncated:
+                self._finish(reply.slot, "terminated" if last.terminated else "truncated", reply.result.success)
             else:
                 self._ask(reply.slot, episode, reply.result.observation)
 
@@ -220,6 +219,8 @@ class _Sweep:
                 reward=float(result.reward),
                 generation_s=completion.seconds,
                 environment_s=seconds,
+                terminated=bool(result.terminated),
+                truncated=not result.terminated and len(episode.turns) + 1 >= self.settings.max_turns,
             )
         )
         episode.history.append(PastTurn(before.text, result.action))
@@ -262,4 +263,5 @@ def _trajectory(
         score=episode.score,
         turns=tuple(episode.turns),
         error=error,
+        task=dict(task.payload),
     )

@@ -85,12 +85,12 @@ def read_jsonl(path: Path) -> tuple[list[tuple[str, Any]], bool]:
 
 
 def to_line(data: dict[str, Any], where: str) -> bytes:
-    """One record as a line of bytes. Raises RecordError for a NaN or an infinity, which JSON does not have."""
+    """One record as a line of bytes. Raises RecordError for what JSON does not have, such as a NaN or an infinity."""
     try:
         return json.dumps(data, ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
-    except ValueError as fault:
+    except (TypeError, ValueError) as fault:
         raise RecordError(
-            f"{where}: cannot be stored ({fault}); rewards, scores and log-probs must be finite"
+            f"{where}: cannot be stored ({fault}); rewards, scores and log-probs must be finite, a task's payload JSON"
         ) from fault
 
 

@@ -35,6 +35,8 @@ def trajectory(
                 reward=reward if index == num_turns - 1 else 0.0,
                 generation_s=0.0,
                 environment_s=0.0,
+                terminated=status == "terminated" and index == num_turns - 1,
+                truncated=status == "truncated" and index == num_turns - 1,
             )
         )
     return Trajectory(
@@ -52,4 +54,5 @@ def trajectory(
         score=1.0,
         turns=tuple(turns),
         error="lost" if status == "error" else None,
+        task={"game": f"{task_id}.json"},
     )

@@ -77,6 +77,9 @@ def replay(trajectory, task, max_turns=6):
         observation, ended = result.observation, result.terminated
     assert trajectory.status == ("terminated" if ended else "truncated")
     assert ended or len(trajectory.turns) == max_turns
+    *before, last = trajectory.turns
+    assert not any(turn.terminated or turn.truncated for turn in before)
+    assert (last.terminated, last.truncated) == (ended, not ended)
     assert (trajectory.success, trajectory.score) == (result.success, result.score)
 
 
@@ -87,6 +90,7 @@ def test_every_task_is_played_once_and_replays_exactly():
     assert set(done) == {task.task_id for task in tasks}
     for task in tasks:
         replay(done[task.task_id], task)
+        assert done[task.task_id].task == task.payload
         assert done[task.task_id].seed == trajectory_seed(0, 1, task.task_id, 0)
     statuses = [one.status for one in done.values()]
     assert {"terminated", "truncated"} == set(statuses)  # both ways to end occur, or this test is blind

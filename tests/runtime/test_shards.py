@@ -104,6 +104,26 @@ def test_damage_before_the_end_names_file_and_line(tmp_path, damage, words):
     assert f"{path}:2" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("status", "ends", "words"),
+    [
+        ("terminated", ({"terminated": True}, {}), "turn 0 of 2 says terminated"),
+        ("terminated", ({}, {"truncated": True}), "turn 1 of 2 says truncated, the trajectory terminated"),
+        ("error", ({}, {"terminated": True}), "turn 1 of 2 says terminated, the trajectory error"),
+    ],
+)
+def test_an_end_that_contradicts_the_trajectory_is_refused(tmp_path, status, ends, words):
+    good = make("train/a")
+    ended = replace(good, turns=(good.turns[0], replace(good.turns[1], terminated=True)), task={"game": "a.json"})
+    turns = tuple(replace(turn, **end) for turn, end in zip(good.turns, ends, strict=True))
+    write(tmp_path, [ended, replace(good, task_id="train/b", status=status, turns=turns)])
+    with pytest.raises(RecordError, match=words):
+        read_shards(tmp_path)
+    path = shard_path(tmp_path, 0)
+    path.write_bytes(path.read_bytes().split(b"\n")[0] + b"\n")
+    assert read_trajectories(tmp_path) == [ended]
+
+
 def test_the_first_of_a_key_counts_unless_it_is_an_error(tmp_path):
     one, again = make("train/a", response="first"), make("train/a", response="second")
     lost = make("train/b", status="error", turns=(), error="gone")
@@ -138,6 +158,8 @@ def test_what_is_not_a_number_is_refused(tmp_path):
     with ShardWriter(shard_path(tmp_path, 0)) as shard:
         with pytest.raises(RecordError, match="finite"):
             shard.append(make(score=float("nan")))
+        with pytest.raises(RecordError, match="a task's payload JSON"):
+            shard.append(make(task={"games": {1, 2}}))
     assert shard_path(tmp_path, 0).read_bytes() == b""
 
 
