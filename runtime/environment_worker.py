@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -72,6 +73,8 @@ def _play(adapter: Any, environments: dict[int, Any], slot: int, command: str, a
         result, wanted = environments[slot].reset(argument), Observation
     if not isinstance(result, wanted):
         raise TypeError(f"{adapter.name}: {command} returned {type(result).__name__}, expected {wanted.__name__}")
+    if wanted is StepResult and not (math.isfinite(result.reward) and math.isfinite(result.score)):
+        raise ValueError(f"{adapter.name}: reward {result.reward}, score {result.score}; both must be finite numbers")
     return result
 
 

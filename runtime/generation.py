@@ -253,6 +253,9 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: 
 
     Returns:
         tokens int64 [n], log-probs float64 [n].
+
+    Raises:
+        GenerationError: logits that are not finite.
     """
     scaled = logits.float() / (temperature or 1.0)
     logprobs = scaled.index_fill_(1, banned, float("-inf")).log_softmax(-1)
@@ -263,7 +266,13 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: 
         total = running[:, -1]
         goal = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
         tokens = torch.searchsorted(running, goal[:, None], right=True)[:, 0]
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0].double()
+    chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None])[:, 0].double()
+    if not bool(torch.isfinite(chosen).all()):
+        raise GenerationError(
+            "the policy's logits are not finite: its weights have diverged, or are damaged; begin a new run from an "
+            "earlier policy (--model runs/X/checkpoints/NNNN/policy) with a lower optimize.learning_rate"
+        )
+    return tokens, chosen
 
 
 def stop_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:

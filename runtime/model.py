@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
 from runtime.logprobs import action_logprobs, value_margins
 from runtime.vocabulary import ValueTokens, read_value_tokens
-from runtime.weight_files import ModelFilesError, WeightFile, read_weights
+from runtime.weight_files import ModelFilesError, WeightFile, in_one_line, read_weights
 
 __all__ = [
     "ChunkedHead",
@@ -29,6 +29,7 @@ __all__ = [
     "PolicyOutput",
     "TokenBatch",
     "TrainBatch",
+    "check_complete",
     "load_policy",
     "load_tokenizer",
     "partitioned_construction",
@@ -169,7 +170,7 @@ class Policy(nn.Module):
         """
         directory = Path(directory)
         files = read_weights(directory)
-        _check_complete(self.causal_lm, files, directory)
+        check_complete(self.causal_lm, files, directory)
         own = self.causal_lm.state_dict()
         for file in files:
             with safe_open(str(file.path), framework="pt") as tensors:
@@ -207,8 +208,8 @@ def load_policy(
             str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, ImportError) as fault:
-        raise ModelFilesError(f"{directory}: transformers cannot load the model ({fault})") from fault
-    _check_complete(causal_lm, files, directory)
+        raise ModelFilesError(f"{directory}: transformers cannot load the model ({in_one_line(fault)})") from fault
+    check_complete(causal_lm, files, directory)
     policy = Policy(causal_lm, value_tokens, temperature)
     return policy if device is None else policy.to(device)
 
@@ -239,9 +240,8 @@ def load_tokenizer(directory: str | Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except Exception as fault:  # a damaged file ends in a bare Exception of the tokenizers library, or a KeyError
-        reason = " ".join(f"{type(fault).__name__}: {fault}".split())[:200]
         raise ModelFilesError(
-            f"{directory}: no tokenizer that transformers can load ({reason}); copy the model again"
+            f"{directory}: no tokenizer that transformers can load ({in_one_line(fault)}); copy the model again"
         ) from fault
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= config.get_text_config().vocab_size:
@@ -303,8 +303,10 @@ def resident_replica(
 def _load_config(directory: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError, KeyError) as fault:
-        raise ModelFilesError(f"{directory}: no config.json that transformers understands ({fault})") from fault
+    except Exception as fault:  # of transformers, of the hub's validators, of json: all mean the same
+        raise ModelFilesError(
+            f"{directory}: no config.json that transformers understands ({in_one_line(fault)}); copy the model again"
+        ) from fault
 
 
 def _refuse_changed_logits(config: Any) -> None:
@@ -317,8 +319,12 @@ def _refuse_changed_logits(config: Any) -> None:
             )
 
 
-def _check_complete(causal_lm: nn.Module, files: Sequence[WeightFile], directory: Path) -> None:
-    """Every parameter is in the files, in the right shape; a tied head may be missing."""
+def check_complete(causal_lm: nn.Module, files: Sequence[WeightFile], directory: Path) -> None:
+    """Every parameter is in the files, in the right shape; a tied head may be missing.
+
+    Raises:
+        ModelFilesError: names the first tensor that is missing or has another shape.
+    """
     tensors = {name: entry for file in files for name, entry in file.tensors.items()}
     tied = set(getattr(causal_lm, "all_tied_weights_keys", None) or ())
     for name, parameter in causal_lm.named_parameters(remove_duplicate=False):

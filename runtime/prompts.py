@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from env_adapters.base import Adapter, Observation, PastTurn
+from runtime.weight_files import in_one_line
+
+PROBE = "probe"
 
 
 class PromptTooLong(Exception):
@@ -60,17 +63,39 @@ class PromptRenderer:
             del shown[0]
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of one user message, template included where it is on."""
-        if not self.chat_template:
-            return tuple(self.tokenizer.encode(text))
+        """Token ids of one user message, template included where it is on.
+
+        Raises:
+            TemplateError: the chat template fails, or nothing comes of the message.
+        """
+        ids = self._apply(text, tokenize=True) if self.chat_template else self.tokenizer.encode(text)
+        if not ids:
+            raise TemplateError(
+                f"the prompt {text[:40]!r} has no tokens; look at the adapter's prompt() and at model.chat_template"
+            )
+        return tuple(ids)
+
+    def check_template(self) -> None:
+        """Render a word to see that the chat template, where it is on, shows the user's message.
+
+        Raises:
+            TemplateError: it fails, or leaves the message out.
+        """
+        if self.chat_template and PROBE not in self._apply(PROBE, tokenize=False):
+            raise TemplateError(
+                f"tokenizer {getattr(self.tokenizer, 'name_or_path', '')!r}: its chat template leaves the user's "
+                "message out; set model.chat_template=false or use an instruct model"
+            )
+
+    def _apply(self, text: str, tokenize: bool) -> Any:
+        """One user message through the template, up to where the assistant begins: ids or text."""
         message = [{"role": "user", "content": text}]
         try:
-            ids = self.tokenizer.apply_chat_template(
-                message, add_generation_prompt=True, tokenize=True, return_dict=False
+            return self.tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
         except Exception as fault:  # jinja2 and transformers raise many kinds; all mean: no such rendering
             raise TemplateError(
                 f"tokenizer {getattr(self.tokenizer, 'name_or_path', '')!r}: its chat template cannot render one user "
-                f"message ({type(fault).__name__}: {fault}); set model.chat_template=false or use an instruct model"
+                f"message ({in_one_line(fault)}); set model.chat_template=false or use an instruct model"
             ) from fault
-        return tuple(ids)

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from runtime.files import atomic_folder, atomic_write_text
-from runtime.model import Policy, load_tokenizer, policy_fingerprint
+from runtime.model import Policy, check_complete, load_tokenizer, policy_fingerprint
 from runtime.vocabulary import (
     VALUE_TOKENS_FILE,
     RowChoice,
@@ -37,6 +37,7 @@ from runtime.weight_files import (
     RowEdit,
     TensorEntry,
     WeightFile,
+    in_one_line,
     link_or_copy,
     read_json,
     read_pieces,
@@ -87,7 +88,10 @@ def reserve_value_tokens(source: Path, target: Path, r_max: float, temperature: 
     files = read_weights(source)
     matrices = _matrices(source, files)
     fingerprint = policy_fingerprint(source)
-    vocabulary = load_tokenizer(source).get_vocab()
+    tokenizer = load_tokenizer(source)
+    if tokenizer.eos_token_id is None:
+        raise ModelFilesError(f"{source}: the tokenizer has no eos_token, which ends a turn; name one in its config")
+    vocabulary = tokenizer.get_vocab()
     if (source / VALUE_TOKENS_FILE).is_file():
         tokens = _kept_tokens(source, vocabulary, r_max, temperature)
         choice = RowChoice(tokens.positive_id, tokens.negative_id, matrices.num_rows, "kept")
@@ -114,8 +118,9 @@ class Matrices:
 
 
 def _matrices(source: Path, files: list[WeightFile]) -> Matrices:
-    """Find the input embedding and the head, and check them against the config."""
-    config, embedding, head = _parameter_names(source)
+    """Find the input embedding and the head; check them, and all other weights, against the config."""
+    model, embedding, head = _empty_model(source)
+    config = model.config
     entries = {name: entry for file in files for name, entry in file.tensors.items()}
     for name in (embedding,) if config.tie_word_embeddings else (embedding, head):
         if name not in entries:
@@ -129,17 +134,21 @@ def _matrices(source: Path, files: list[WeightFile]) -> Matrices:
                 f"{source}: {name} has shape {list(entry.shape)}, config.json says vocab_size {config.vocab_size}; "
                 "use the config that belongs to the weights"
             )
+    check_complete(model, files, source)
     return Matrices(embedding, head, bool(config.tie_word_embeddings), config.vocab_size)
 
 
-def _parameter_names(source: Path) -> tuple[Any, str, str]:
-    """(config, name of the input embedding, name of the head) of transformers' own model, built without storage."""
+def _empty_model(source: Path) -> tuple[Any, str, str]:
+    """(transformers' own model, built without storage; name of its input embedding; name of its head)."""
     try:
         config = AutoConfig.from_pretrained(str(source), local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as fault:
-        raise ModelFilesError(f"{source}: transformers builds no causal language model from it ({fault})") from fault
+    except Exception as fault:  # of transformers, of the hub's validators, of the model's own code
+        raise ModelFilesError(
+            f"{source}: transformers builds no causal language model from it ({in_one_line(fault)}); copy the model "
+            "again, or take one that this version of transformers knows"
+        ) from fault
     if config.get_text_config() is not config or not isinstance(getattr(config, "vocab_size", None), int):
         raise ModelFilesError(
             f"{source}: a {config.model_type} model is not a plain text model; use a model such as Qwen2.5 or Llama"
@@ -149,7 +158,7 @@ def _parameter_names(source: Path) -> tuple[Any, str, str]:
     modules = {id(module): name for name, module in model.named_modules()}
     embedding, head = modules[id(model.get_input_embeddings())], modules.get(id(model.get_output_embeddings()))
     Policy(model, ValueTokens(0, 1, 1.0, 1.0, "none"), 1.0)  # refuses a head that the readout cannot use
-    return config, f"{embedding}.weight", f"{head}.weight"
+    return model, f"{embedding}.weight", f"{head}.weight"
 
 
 def _kept_tokens(source: Path, vocabulary: Mapping[str, int], r_max: float, temperature: float) -> ValueTokens:

@@ -15,6 +15,8 @@ if __name__ == "__main__":
 import time
 
 from runtime.files import remove_tree, temporary_name
+from runtime.model import load_tokenizer
+from runtime.prompts import PromptRenderer
 from runtime.reservation import reserve_value_tokens
 from runtime.seeding import seed_from_names
 from runtime.sources import resolve_model
@@ -40,6 +42,7 @@ def run(context: Context) -> StageResult:
         )
         resolved = time.perf_counter()
         reservation = reserve_value_tokens(source, target, config.value.r_max, config.value.temperature)
+        check_prompts(context)
     finally:
         remove_tree(scratch)
     return StageResult(
@@ -51,6 +54,19 @@ def run(context: Context) -> StageResult:
         },
         seconds={"resolve_s": resolved - start, "reserve_s": time.perf_counter() - resolved},
     )
+
+
+def check_prompts(context: Context) -> None:
+    """Try the chat template now: the first prompt may be minutes away."""
+    config = context.config
+    renderer = PromptRenderer(
+        load_tokenizer(context.paths.model),
+        context.adapter,
+        config.env.history_length,
+        config.env.prompt_tokens,
+        config.model.chat_template,
+    )
+    renderer.check_template()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from runtime.demonstrations import (
+    DemonstrationError,
     demonstration_rows,
     interchangeable_ids,
     play_demonstrations,
@@ -124,6 +125,11 @@ def read_split(context: Context, tokenizer, path: Path) -> tuple[Split, dict[str
         train=tuple(row for row in made.rows if row.key not in held_out),
         dev=tuple(row for row in made.rows if row.key in held_out),
     )
+    if not split.train:
+        raise DemonstrationError(
+            f"{path}: none of {made.num_too_long} turns fits env.prompt_tokens = {env.prompt_tokens} and "
+            f"env.response_tokens = {env.response_tokens}; raise them"
+        )
     counts = {
         "demonstrations": len(demonstrations),
         "turns": len(split.train),

@@ -230,3 +230,11 @@ def test_stop_ids_join_tokenizer_and_generation_config():
     assert stop_ids(Tokenizer, None) == (5,)
     Tokenizer.eos_token_id = None
     assert stop_ids(Tokenizer, None) == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_of_a_diverged_policy_are_one_line(bad, temperature):
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
+    with pytest.raises(GenerationError, match="logits are not finite: its weights have diverged.*lower optimize"):
+        sample_tokens(logits, torch.tensor([0.5, 0.5]).double(), temperature, torch.tensor([2]))

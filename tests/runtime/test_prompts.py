@@ -67,3 +67,14 @@ def test_a_template_that_cannot_render_is_one_clear_error():
     for tokenizer in (missing, broken):
         with pytest.raises(TemplateError, match="model.chat_template=false"):
             renderer(chat_template=True, tokenizer=tokenizer).render(NOW, [], 0)
+
+
+def test_a_template_that_shows_no_message_is_refused_before_the_first_prompt():
+    silent, empty = make_tokenizer(), make_tokenizer()
+    silent.chat_template, empty.chat_template = "find the door", "{{ '' }}"
+    for tokenizer in (silent, empty):
+        with pytest.raises(TemplateError, match="leaves the user's message out; set model.chat_template=false"):
+            renderer(chat_template=True, tokenizer=tokenizer).check_template()
+    renderer(chat_template=False, tokenizer=silent).check_template()
+    with pytest.raises(TemplateError, match=r"prompt 'find the door.*has no tokens; look at the adapter's prompt\(\)"):
+        renderer(chat_template=True, tokenizer=empty).render(NOW, [], 0)

@@ -6,13 +6,14 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from runtime.model import load_policy
 from runtime.reservation import reserve_value_tokens
@@ -282,6 +283,20 @@ def quantised(source):
     (source / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
 
 
+def set_config(**fields):
+    def spoil(source):
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, **fields}))
+
+    return spoil
+
+
+def no_end_token(source):
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in ("eos_token", "pad_token")}
+    (source / "tokenizer_config.json").write_text(json.dumps(kept))
+
+
 def truncate(source):
     os.truncate(source / "model.safetensors", (source / "model.safetensors").stat().st_size - 1)
 
@@ -300,6 +315,17 @@ DAMAGES = {
         "tokenizer",
     ),
     "other config": (other_config, r"shape \[320, 16\], config.json says vocab_size 300"),
+    "config of a wider layer": (
+        set_config(intermediate_size=64),
+        r"tensor model.layers.0.mlp.\w+_proj.weight has shape \(.*, the model \(.*; use its own files",
+    ),
+    "config of more layers": (
+        set_config(num_hidden_layers=3),
+        "tensor model.layers.2.* is missing; copy the model again",
+    ),
+    "config that contradicts itself": (set_config(num_attention_heads=3), "transformers builds no causal .*heads"),
+    "config of an unknown kind": (set_config(model_type="nosuch"), "transformers builds no causal language model"),
+    "no end of turn": (no_end_token, "the tokenizer has no eos_token, which ends a turn; name one in its config"),
     "quantised": (quantised, "config.json has a quantization_config; use a model that is not quantised"),
     "tokenizer too long": (too_long_tokenizer, "the tokenizer has id 358, the model 320 rows"),
 }
@@ -353,19 +379,24 @@ def made_up_checkpoint(folder, rows, width, shard_bytes, shards):
     """A sharded bf16 checkpoint of holes: full size for its readers, no time and no disk to make."""
     byte_model(folder, 259)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"vocab_size": rows, "hidden_size": width, "tie_word_embeddings": True}
+    config |= {"vocab_size": rows, "hidden_size": width, "tie_word_embeddings": True, "num_hidden_layers": shards}
+    config["intermediate_size"] = shard_bytes // (3 * 2 * width)  # three matrices of bf16 a layer
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
-    tensors = {"model.embed_tokens.weight": [rows, width]}
-    tensors |= {f"model.layers.{i}.mlp.up_proj.weight": [shard_bytes // (2 * width), width] for i in range(shards)}
-    weight_map = {}
-    for number, (name, shape) in enumerate(tensors.items()):
-        size = 2 * shape[0] * shape[1]
-        header = json.dumps({name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}).encode()
-        path = folder / f"model-{number}.safetensors"
-        path.write_bytes(len(header).to_bytes(8, "little") + header)
-        os.truncate(path, 8 + len(header) + size)
-        weight_map[name] = path.name
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    headers, weight_map = defaultdict(dict), {}
+    for name, parameter in model.named_parameters():
+        header = headers["-".join(name.split(".")[1:3])]  # embed_tokens-weight, layers-0, ..., norm-weight
+        start = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        shape, end = list(parameter.shape), start + 2 * parameter.numel()
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    for shard, header in headers.items():
+        text = json.dumps(header).encode()
+        path = folder / f"model-{shard}.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+        os.truncate(path, 8 + len(text) + max(entry["data_offsets"][1] for entry in header.values()))
+        weight_map |= dict.fromkeys(header, path.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 

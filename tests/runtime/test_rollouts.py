@@ -1,6 +1,7 @@
 """Real worker processes, a real decode loop, a small real environment."""
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from env_adapters.base import Task
 from runtime.environment_pool import EnvironmentPool, EnvironmentPoolError
+from runtime.environment_worker import _play
 from runtime.prompts import PromptRenderer
 from runtime.rollouts import PlaySettings, PlayTimes, RolloutError, play
 from runtime.seeding import trajectory_seed
@@ -285,3 +287,15 @@ time.sleep(60)
     parent.kill()
     parent.wait()
     assert wait_for_end(pids)
+
+
+@pytest.mark.parametrize(("reward", "fault"), [(math.nan, ValueError), (math.inf, ValueError), ("many", TypeError)])
+def test_a_reward_that_is_no_finite_number_fails_in_the_environment(reward, fault):
+    class Odd(Corridor):
+        def step(self, response):
+            return dataclasses.replace(super().step(response), reward=reward)
+
+    environment = Odd()
+    environment.reset(corridor_tasks(1)[0])
+    with pytest.raises(fault, match="finite|real number"):
+        _play(CorridorAdapter(CorridorAdapter.Options()), {0: environment}, 0, "step", "right")

@@ -105,6 +105,33 @@ def test_damage_before_the_end_names_file_and_line(tmp_path, damage, words):
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("task_id", 5, "task_id is '5', expected str"),
+        ("sample", True, "sample is 'True', expected int"),
+        ("success", "false", "success is 'false', expected bool"),
+        ("score", "high", "score is 'high', expected float"),
+        ("temperature", None, "temperature is 'None', expected float"),
+        ("turns.reward", "lots", "turn 0: reward is 'lots', expected float"),
+        ("turns.reward", float("nan"), "turn 0: reward is 'nan', expected float"),
+        ("turns.valid", "no", "turn 0: valid is 'no', expected bool"),
+        ("turns.observation", 3, "turn 0: observation is '3', expected str"),
+        ("turns.sampling_logprobs", ["a", "b"], "turn 0: sampling_logprobs must be finite"),
+        ("turns.sampling_logprobs", [float("nan"), 0.0], "turn 0: sampling_logprobs must be finite"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_its_field(tmp_path, field, value, words):
+    path = write(tmp_path, [make("train/a")])
+    data = json.loads(path.read_bytes())
+    holder = data["turns"][0] if field.startswith("turns.") else data
+    holder[field.removeprefix("turns.")] = value
+    path.write_text(json.dumps(data) + "\n")
+    with pytest.raises(RecordError) as caught:
+        read_shards(tmp_path)
+    assert f"{path}:1: {words}" in str(caught.value) and "delete the line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("status", "ends", "words"),
     [
         ("terminated", ({"terminated": True}, {}), "turn 0 of 2 says terminated"),

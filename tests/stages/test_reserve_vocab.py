@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.config import Config, ModelConfig, ValueConfig
 from runtime.distributed import Distributed
 from runtime.model import load_policy, load_tokenizer
+from runtime.prompts import TemplateError
 from runtime.vocabulary import read_value_tokens
 from runtime.weight_files import ModelFilesError
 from stages.reserve_vocab import run
@@ -17,10 +18,9 @@ from tests.model_folders import byte_model
 ADAPTER = SimpleNamespace(vocabulary=lambda: ("go to shelf 1", "take mug 1 from shelf 2"))
 
 
-def context(folder, name="tiny", seed=0, rank=0, **value):
-    config = Config(
-        model=ModelConfig(name=str(name), tiny_width=16, tiny_layers=1, tiny_heads=2), value=ValueConfig(**value)
-    )
+def context(folder, name="tiny", seed=0, rank=0, chat_template=False, **value):
+    model = ModelConfig(name=str(name), tiny_width=16, tiny_layers=1, tiny_heads=2, chat_template=chat_template)
+    config = Config(model=model, value=ValueConfig(**value))
     config = replace(config, run=replace(config.run, seed=seed))
     distributed = replace(Distributed.single(), rank=rank)
     return SimpleNamespace(config=config, paths=SimpleNamespace(model=folder), distributed=distributed, adapter=ADAPTER)
@@ -82,3 +82,11 @@ def test_a_refused_model_leaves_no_folder(tmp_path):
     with pytest.raises(ModelFilesError, match="no folder"):
         run(context(tmp_path / "run" / "model", name=tmp_path / "none"))
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_a_template_that_cannot_render_is_refused_at_the_first_stage(tmp_path):
+    source = byte_model(tmp_path / "source", 259)
+    with pytest.raises(TemplateError, match="cannot render one user message"):
+        run(context(tmp_path / "model", name=source, chat_template=True))
+    (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    run(context(tmp_path / "model", name=source, chat_template=True))

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from stages.warm_start import batch_at, cosine, num_steps
+from pipeline.config import Config, EnvConfig, ModelConfig
+from runtime.demonstrations import DemonstrationError, write_demonstrations
+from stages.warm_start import batch_at, cosine, num_steps, read_split
+from tests.corridor import CorridorAdapter
+from tests.corridor_policy import make_tokenizer
 
 
 def test_number_of_steps_worked_by_hand():
@@ -33,3 +38,18 @@ def test_cosine_worked_by_hand():
     quarter = 0.1 + 0.45 * (1 + math.sqrt(0.5))
     assert found == pytest.approx([1.0, quarter, 0.55, 1.1 - quarter, 0.1], rel=1e-12)
     assert cosine(0, 1) == 1.0
+
+
+def test_demonstrations_of_which_no_turn_fits_are_refused(tmp_path):
+    path = tmp_path / "demonstrations.jsonl"
+    turn = {"observation": "room 0 of 1", "admissible_actions": ["right"], "action": "right"}
+    write_demonstrations(path, [{"task_id": "a", "goal": "find the door", "success": True, "turns": [turn]}])
+    adapter = CorridorAdapter(CorridorAdapter.Options())
+
+    def split(prompt_tokens):
+        config = Config(model=ModelConfig(chat_template=False), env=EnvConfig(prompt_tokens=prompt_tokens))
+        return read_split(SimpleNamespace(config=config, adapter=adapter), make_tokenizer(), path)
+
+    assert len(split(12)[0].train) == 1  # find the door , turn 0 : room 0 of 1 ?
+    with pytest.raises(DemonstrationError, match="none of 1 turns fits env.prompt_tokens = 11 and .*; raise them"):
+        split(11)
