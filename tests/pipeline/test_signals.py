@@ -14,9 +14,9 @@ from pipeline.signals import StopRequest
 stop = StopRequest()
 worker = os.fork()
 if worker == 0:
+    print(os.getpid(), flush=True)  # only now: Python forgets signals that reach a child before its fork is done
     time.sleep(30)
     os._exit(0)
-print(worker, flush=True)
 while not stop.signal:
     time.sleep(0.01)
 print("asked by", stop.signal, flush=True)
