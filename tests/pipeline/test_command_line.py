@@ -26,7 +26,8 @@ def test_a_model_picks_its_preset_and_a_flag_beats_it():
     assert asked.run_dir == Path("runs/paper-7b-alfworld-seed3")
     run = asked.config.run
     assert (run.seed, run.iterations, run.ranks, asked.config.model.name) == (3, 9, 8, "Qwen2.5-7B")
-    assert request("--model", "smollm2-135m").run_dir == Path("runs/paper-1.5b-smollm2-135m-alfworld-seed0")
+    assert request("--model", "smollm2-135m").run_dir == Path("runs/smollm2-135m-alfworld-seed0")
+    assert request("--model", "someone/a-model").run_dir == Path("runs/paper-1.5b-someone-a-model-alfworld-seed0")
     assert request("--preset", "tiny", "--model", "someone/a-model").config.model.dtype == "float32"
 
 
