@@ -275,4 +275,4 @@ def test_vocabulary_holds_every_word_and_prompts_stay_short(make, options):
                 break
     if not options:
         assert longest <= 150
-        assert len(known) <= 160
+        assert len({word for word in known if not word.isdigit()}) + 10 <= 160  # numbers are spelled in digits
