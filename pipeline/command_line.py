@@ -33,24 +33,25 @@ EXAMPLES = """examples:
 Every setting with its meaning: pipeline/config.py."""
 
 
-class _Flags(argparse.ArgumentParser):
+class Flags(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right name."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
-            near = did_you_mean(flag, self._option_string_actions) or "; settings go through --set section.key=value"
-            raise ConfigError(f"unknown argument {flag}{near} (bash run.sh --help)")
+            near = did_you_mean(flag, self._option_string_actions)
+            hint = "; settings go through --set section.key=value" if not near and "--set" in self.format_help() else ""
+            self.error(f"unknown argument {flag}{near}{hint}")
         return found
 
     def error(self, message: str) -> Any:
-        raise ConfigError(f"{message[:300]} (bash run.sh --help)")
+        raise ConfigError(f"{message[:300]} ({self.prog} --help)")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; its help is the user's first page."""
-    flags = _Flags(
+    flags = Flags(
         prog="bash run.sh",
         description="Single-Rollout Autoregressive Policy Optimization (arXiv 2608.19842), in stages.",
         epilog=EXAMPLES,

@@ -36,11 +36,10 @@ def main(argv: list[str] | None = None) -> None:
         leave()
     except Exception as fault:
         stage, iteration = session.at if session is not None else ("start", 0)
-        rank = session.distributed.rank if session is not None else 0
-        code = end_on(fault, RunPaths(arguments.run_dir).errors, stage, iteration, rank)
+        code = end_on(fault, RunPaths(arguments.run_dir).errors, stage, iteration)
         if session is not None:
             session.close()
-    leave_process(code, session.distributed.world_size if session is not None else 1)
+    leave_process(code)
 
 
 def drive(session: Session) -> None:

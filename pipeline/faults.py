@@ -50,7 +50,7 @@ def one_line(fault: BaseException) -> str | None:
         return str(fault)
     text = " ".join(str(fault).split())
     if isinstance(fault, OSError) and fault.errno in MACHINE_FAULTS:
-        return f"{fault.filename or 'the disk'}: {fault.strerror}; {MACHINE_FAULTS[fault.errno]}"
+        return f"{fault.filename2 or fault.filename or 'the disk'}: {fault.strerror}; {MACHINE_FAULTS[fault.errno]}"
     if any(sign in text for sign in FULL_TEXTS):
         return f"the disk is full or cannot be written ({text[:200]}); {DISK_FULL}"
     out_of_memory = isinstance(fault, MemoryError | torch.OutOfMemoryError)
@@ -64,12 +64,13 @@ def names_its_remedy(fault: BaseException) -> bool:
     return one_line(fault) is not None
 
 
-def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int, rank: int = 0) -> int:
+def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int) -> int:
     """Say what went wrong on stderr and in errors.jsonl; returns the exit code.
 
     Ranks often fail together for one reason: the others give rank 0 some seconds to speak first, and a rank
     that only misses another gives that one the same. The end of the first makes the launcher end the others.
     """
+    rank = int(os.environ.get("RANK", "0"))  # known also where the ranks could not be joined
     if rank > 0 or isinstance(fault, CollectiveError):
         time.sleep(FIRST_WORD_S)
     message = one_line(fault)
@@ -87,10 +88,10 @@ def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int
     return DEFECT
 
 
-def leave_process(code: int, world_size: int) -> None:
+def leave_process(code: int) -> None:
     """End this process. With peers at once: tidying up would wait for a process group that has lost a rank."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and world_size > 1:
+    if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         os._exit(code)
     sys.exit(code)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import VERSION
-from pipeline.run_directory import EXPORT, RunError, RunPaths
+from pipeline.run_directory import EXPORT, RunError, RunPaths, redo
 from runtime.files import atomic_write_text, remove_tree, sha256
 
 FORMAT = 1
@@ -80,7 +80,7 @@ def check_outputs(manifest: Manifest, folder: Path, prefix: str = "", hashes: bo
     Raises:
         RunError: names the first file that differs and the remedy.
     """
-    remedy = f"delete {folder} and start the same command again to make it anew"
+    remedy = redo(manifest.stage, folder)
     for name, entry in manifest.outputs.items():
         if not name.startswith(prefix) or name.startswith(manifest.removed):
             continue
@@ -111,13 +111,13 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     atomic_write_text(path, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
 
 
-def read_manifest(path: Path) -> Manifest | None:
-    """The manifest, or None where there is none.
+def read_manifest(path: Path, stage: str = "") -> Manifest | None:
+    """The manifest (of `stage`), or None where there is none.
 
     Raises:
         RunError: it is unreadable or of another format.
     """
-    remedy = f"delete {path.parent} to make it anew, or use the version that wrote it"
+    remedy = f"use the version that wrote it, or {redo(stage, path.parent)}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def read_manifests(paths: RunPaths) -> dict[tuple[str, int], Manifest]:
         names += [("collect_rollouts", folder), ("compute_advantages", folder)]
     names += [("optimize", folder) for folder in _numbered(paths.root / "checkpoints") if folder > 0]
     names += [("evaluate", folder) for folder in _numbered(paths.root / "evaluations")]
-    found = {name: read_manifest(paths.manifest(*name)) for name in names}
+    found = {name: read_manifest(paths.manifest(*name), name[0]) for name in names}
     return {name: manifest for name, manifest in found.items() if manifest is not None}
 
 

@@ -6,9 +6,12 @@ The same function does the step as in a whole run, so both write the same files.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.command_line import Flags
+from pipeline.config import ConfigError
 from pipeline.config_loading import apply_settings, build_config, fingerprint, parse_setting, to_tree
 from pipeline.faults import end_on, leave_process
 from pipeline.plan import Name, Step, next_step
@@ -21,7 +24,12 @@ RECOMPUTABLE = ("gamma", "gae_lambda", "invalid_action_coef", "epsilon", "min_st
 
 def main(stage: str, argv: list[str] | None = None) -> None:
     """Do or resume one stage. Ends the process: 0 done, 2 a named fault, 1 a defect."""
-    arguments = _parser(stage).parse_args(argv)
+    try:
+        arguments = _parser(stage).parse_args(argv)
+        if getattr(arguments, "set", []) and not arguments.recompute:
+            raise ConfigError("--set goes with --recompute; a run's own settings are those it was started with")
+    except ConfigError as fault:
+        sys.exit(end_on(fault, None, stage, 0))
     session, code, iteration = None, 0, arguments.iteration or 0
     try:
         session = open_session(arguments.run_dir)
@@ -36,16 +44,15 @@ def main(stage: str, argv: list[str] | None = None) -> None:
         leave()
     except Exception as fault:
         stage, iteration = session.at if session is not None else (stage, iteration)
-        rank = session.distributed.rank if session is not None else 0
-        code = end_on(fault, RunPaths(arguments.run_dir).errors, stage, iteration, rank)
+        code = end_on(fault, RunPaths(arguments.run_dir).errors, stage, iteration)
         if session is not None:
             session.close()
-    leave_process(code, session.distributed.world_size if session is not None else 1)
+    leave_process(code)
 
 
 def _parser(stage: str) -> argparse.ArgumentParser:
     script = f"{'pipeline' if stage == EXPORT else 'stages'}/{stage}.py"
-    parser = argparse.ArgumentParser(prog=f"deepspeed {script}", description=__doc__)
+    parser = Flags(prog=f"deepspeed {script}", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="a run directory that `bash run.sh` made")
     parser.add_argument("--iteration", type=int, help="default: the first for which the stage is not complete")
     parser.add_argument("--local_rank", type=int, default=0, help="given by the deepspeed launcher; not used")

@@ -106,6 +106,13 @@ class RunPaths:
         return self.stage(stage, iteration) / "manifest.json"
 
 
+def redo(stage: str, folder: Path) -> str:
+    """What to do about a step whose files are damaged. Everything was made from the first two: they stay or it ends."""
+    if stage in ("reserve_vocab", "warm_start"):
+        return "put it back, or start a new run with another --run-dir"
+    return f"delete {folder} and start the same command again to make it anew"
+
+
 def resume_command(paths: RunPaths) -> str:
     """What to type to go on with a run."""
     return f"bash run.sh --run-dir {shlex.quote(str(paths.root))}"

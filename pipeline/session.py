@@ -30,7 +30,7 @@ from pipeline.manifests import (
 from pipeline.memory import disk_gib
 from pipeline.plan import Facts, Name, Step, input_digests, input_makers, plan
 from pipeline.report import environment_line
-from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk
+from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk, redo
 from pipeline.signals import StopRequest, end_with_parents
 from runtime.distributed import Distributed
 from runtime.engine import init_distributed
@@ -56,7 +56,8 @@ class Session:
     lock: RunLock | None = None
     log: MetricsLog | None = None
     manifests: dict[Name, Manifest] = field(default_factory=dict)  # rank 0
-    trusted: set[Name] = field(default_factory=set)  # rank 0: steps whose files were made or read in this process
+    trusted: set[tuple[Name, str]] = field(default_factory=set)  # rank 0: steps whose files (those under a prefix;
+    # "": all) were made or read in this process
     at: Name = ("start", 0)  # what is being done, for error messages
     startup_s: float = 0.0
 
@@ -119,7 +120,7 @@ def stale_message(step: Step, paths: RunPaths) -> str:
     if step.stage == EXPORT:
         remedy = "set run.iterations to the newest policy's number, then start again"
     elif step.stage in ("reserve_vocab", "warm_start"):
-        remedy = "put it back, or start a new run with another --run-dir"
+        remedy = redo(step.stage, folder)
     else:
         remedy = f"put back what changed, or delete {folder} and start again to make it anew"
     return f"{folder}: {step.stage} is stale: {step.why}; {remedy}"
@@ -243,8 +244,9 @@ def _check_before(session: Session, step: Name, recompute: bool) -> None:
                 f"so {stage} {iteration} cannot be done any more; take a later iteration"
             )
         prefix = "policy/" if maker[0] in ("warm_start", "optimize") and stage != "optimize" else ""
-        check_outputs(manifest, paths.stage(*maker), prefix, hashes=maker not in session.trusted)
-        session.trusted.add(maker)
+        read = {(maker, ""), (maker, prefix)} & session.trusted
+        check_outputs(manifest, paths.stage(*maker), prefix, hashes=not read)
+        session.trusted.add((maker, prefix))
     source = paths.policy(max(iteration - 1, 0)) if stage != "reserve_vocab" else None
     check_disk(paths.root, disk_gib(config, stage, source), config.checkpoint.min_free_gib, f"{stage} {iteration}")
     paths.manifest(stage, iteration).unlink(missing_ok=True)
@@ -275,7 +277,7 @@ def _record(session: Session, step: Name, result: StageResult, work_s: float) ->
     manifest = replace(manifest, seconds={**manifest.seconds, "manifest": time.monotonic() - started})
     write_manifest(manifest, session.paths.manifest(stage, iteration))
     session.manifests[step] = manifest
-    session.trusted.add(step)
+    session.trusted.add((step, ""))
     if session.log is not None:
         session.log.write(stage, iteration, work_s, result.metrics)
     if stage in ("optimize", "warm_start"):

@@ -162,6 +162,21 @@ def from_environment(device: torch.device, timeout_s: float) -> Distributed:
     )
 
 
+def no_meeting(fault: RuntimeError, timeout_s: float) -> CollectiveError:
+    """What to say when the ranks could not be joined (see the environment variables for where)."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if "EADDRINUSE" in str(fault):
+        return CollectiveError(
+            f"port {place} is in use by another process; start again with a free one: deepspeed --master_port N ... "
+            "(`bash run.sh` takes one by itself)"
+        )
+    text = " ".join(str(fault).split())[:200]
+    return CollectiveError(
+        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} could not join the others at {place} within "
+        f"{timeout_s:g} s ({text}); look for the first error of the other ranks, then start the same command again"
+    )
+
+
 def leave() -> None:
     """Close the process group, if there is one. For the end of a process."""
     if dist.is_initialized():

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import Distributed, from_environment, launch_variables
+from runtime.distributed import Distributed, from_environment, launch_variables, no_meeting
 from runtime.engine_files import (
     REMEDY,
     STATE_TAG,
@@ -111,6 +111,9 @@ def init_distributed(timeout_s: float) -> Distributed:
 
     Args:
         timeout_s: a collective that waits longer fails.
+
+    Raises:
+        CollectiveError: the port is taken, or some rank did not come.
     """
     os.environ.update(launch_variables(os.environ))
     import deepspeed
@@ -123,7 +126,10 @@ def init_distributed(timeout_s: float) -> Distributed:
     local_rank = int(os.environ["LOCAL_RANK"])
     accelerator = deepspeed.accelerator.get_accelerator()
     accelerator.set_device(local_rank)
-    deepspeed.init_distributed(timeout=timedelta(seconds=timeout_s), verbose=False)
+    try:
+        deepspeed.init_distributed(timeout=timedelta(seconds=timeout_s), verbose=False)
+    except RuntimeError as fault:  # torch's network errors are of this kind
+        raise no_meeting(fault, timeout_s) from fault
     return from_environment(torch.device(accelerator.device_name(local_rank)), timeout_s)
 
 

@@ -9,6 +9,7 @@ import torch
 from env_adapters.base import EnvironmentFault
 from pipeline.faults import DEFECT, USER_FAULT, end_on, one_line
 from pipeline.run_directory import RunError
+from runtime.distributed import no_meeting
 
 
 class ThirdPartyFault(EnvironmentFault):
@@ -62,3 +63,18 @@ def test_a_disk_that_takes_no_errors_file_hides_nothing(tmp_path, capsys):
     (tmp_path / "errors.jsonl").mkdir()
     assert end_on(RunError("x: y; z"), tmp_path / "errors.jsonl", "optimize", 3) == USER_FAULT
     assert capsys.readouterr().err == "error: x: y; z\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("port: 4711, code: -98, name: EADDRINUSE, message: address already in use",
+         "port 127.0.0.1:4711 is in use by another process; start again with a free one: deepspeed --master_port N"),
+        ("timed out\nafter 5 s", "rank 1 of 2 could not join the others at 127.0.0.1:4711 within 5 s (timed out"),
+    ],
+)  # fmt: skip
+def test_ranks_that_do_not_meet_are_one_line(monkeypatch, text, line):
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "4711"), ("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    said = one_line(no_meeting(RuntimeError(text), 5.0))
+    assert said.startswith(line) and "\n" not in said
