@@ -29,6 +29,7 @@ from runtime.rows import make_rows
 from runtime.scoring import read_scores
 from runtime.shards import read_targets, read_trajectories
 from stages.context import Context, StageResult
+from stages.engines import make_engine
 
 
 @dataclass
@@ -110,21 +111,10 @@ def ready_engine(context: Context) -> TrainingEngine:
     if resident.engine is not None:
         resident.engine.close()
     resident.engine, resident.engine_iteration = None, None
-    config, model = context.config.optimize, context.config.model
-    resident.engine = TrainingEngine(
+    resident.engine = make_engine(
+        context,
         context.paths.policy(i - 1),
-        context.distributed,
-        dtype=model.dtype,
-        attention=model.attention,
         temperature=context.config.rollout.temperature,
-        zero_stage=config.zero_stage,
-        max_grad_norm=config.max_grad_norm,
-        weight_decay=config.weight_decay,
-        adam_betas=(config.adam_beta1, config.adam_beta2),
-        adam_epsilon=config.adam_epsilon,
-        gradient_checkpointing=config.gradient_checkpointing,
-        offload_optimizer=config.offload_optimizer,
-        offload_parameters=config.offload_parameters,
         state_folder=context.paths.engine(i - 1) if i > 1 else None,
     )
     return resident.engine

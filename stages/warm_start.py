@@ -38,6 +38,7 @@ from runtime.prompts import PromptRenderer
 from runtime.records import Row
 from runtime.seeding import permutation
 from stages.context import Context, StageResult
+from stages.engines import make_engine
 
 DEV_SHARE = 0.05  # of the demonstrations, held out to measure accuracy
 FINAL_LEARNING_RATE = 0.1  # the cosine ends at this share of the learning rate
@@ -61,7 +62,7 @@ def run(context: Context) -> StageResult:
     split, counts = read_split(context, tokenizer, folder / "demonstrations.jsonl")
     groups = getattr(context.adapter, "interchangeable_words", ()) if config.word_permutation else ()
     word_ids = interchangeable_ids(tokenizer, groups)
-    engine = make_engine(context)
+    engine = make_engine(context, context.paths.model, temperature=1.0)  # an optimizer of its own
     steps = num_steps(len(split.train), config.batch_size, config.epochs)
     bar = context.progress(steps, "warm start", "step")
     loss = math.nan
@@ -138,26 +139,6 @@ def read_split(context: Context, tokenizer, path: Path) -> tuple[Split, dict[str
         "tokens": sum(len(row.input_ids) for row in split.train),
     }
     return split, counts
-
-
-def make_engine(context: Context) -> TrainingEngine:
-    """The training engine on the base model, with an optimizer of its own."""
-    config, model = context.config.optimize, context.config.model
-    return TrainingEngine(
-        context.paths.model,
-        context.distributed,
-        dtype=model.dtype,
-        attention=model.attention,
-        temperature=1.0,
-        zero_stage=config.zero_stage,
-        max_grad_norm=config.max_grad_norm,
-        weight_decay=config.weight_decay,
-        adam_betas=(config.adam_beta1, config.adam_beta2),
-        adam_epsilon=config.adam_epsilon,
-        gradient_checkpointing=config.gradient_checkpointing,
-        offload_optimizer=config.offload_optimizer,
-        offload_parameters=config.offload_parameters,
-    )
 
 
 def num_steps(num_turns: int, batch_size: int, epochs: float) -> int:
