@@ -1,5 +1,9 @@
 """`python -m pipeline ...`: what `bash run.sh` calls."""
 
-from pipeline.launch import main
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until ranks run there is nothing to finish: Ctrl-C ends it silently
+
+from pipeline.launch import main  # noqa: E402 - the imports take seconds
 
 main()

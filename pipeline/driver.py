@@ -22,7 +22,7 @@ from runtime.distributed import leave
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Do or resume a whole run. Ends the process: 0 done or stopped on request, 2 a named fault, 1 a defect."""
+    """Do or resume a whole run. Ends the process: 0 done, 128+n stopped by signal n, 2 a named fault, 1 a defect."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--local_rank", type=int, default=0, help="given by the deepspeed launcher; not used")
@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         session = open_session(arguments.run_dir)
         import_stages(session)
-        drive(session)
+        stopped_by = drive(session)
+        code = 128 + stopped_by if stopped_by else 0
         session.close()
         leave()
     except Exception as fault:
@@ -42,15 +43,15 @@ def main(argv: list[str] | None = None) -> None:
     leave_process(code)
 
 
-def drive(session: Session) -> None:
-    """Go through the plan until it is done, or until a stop is asked for."""
+def drive(session: Session) -> int:
+    """Go through the plan until it is done, or until a stop is asked for; returns the signal that asked, or 0."""
     started, done = time.time(), []
     clock_start = time.monotonic()
-    stopped = False
+    stopped_by = 0
     first_iteration, first_time = None, clock_start
     while step := next_step(session.steps()):
-        if session.distributed.max(session.stop.signal, "a request to stop"):
-            stopped = True
+        stopped_by = session.distributed.max(session.stop.signal, "a request to stop")
+        if stopped_by:
             break
         if step.stage == "collect_rollouts" and first_iteration is None:
             first_iteration, first_time = step.iteration, time.monotonic()
@@ -59,7 +60,9 @@ def drive(session: Session) -> None:
             done.append(manifest)
             _say(session, step, first_iteration, first_time)
     if session.is_main:
-        _finish(session, started, time.monotonic() - clock_start, done, stopped)
+        _finish(session, started, time.monotonic() - clock_start, done, bool(stopped_by))
+    session.distributed.barrier("the end of the run")  # the first process that ends otherwise than by 0 ends the others
+    return stopped_by
 
 
 def _say(session: Session, step: Step, first_iteration: int | None, first_time: float) -> None:

@@ -38,6 +38,7 @@ DRIVER = Path("pipeline") / "driver.py"
 EXPORT_SCRIPT = "pipeline/export.py"
 FREE_PORT = "<free port>"  # in what is only shown: chosen at the start
 DEFECT = 1
+STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)}
 DYING_S = 5.0  # the ranks of a killed launcher end within this
 
 
@@ -88,6 +89,7 @@ def start(request: Request) -> int:
     if not remaining:
         return 0
     resume = f"go on with: {resume_command(paths)}"
+    stopped_by = stopped_by or STOPPED.get(code, 0)  # a signal may have gone to rank 0 alone
     if stopped_by:
         print(f"{paths.root}: stopped, {len(remaining)} steps to do; {resume}", file=sys.stderr)
         return 128 + stopped_by

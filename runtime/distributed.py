@@ -8,6 +8,7 @@ waits for, so that a lost rank ends in a sentence and not in a silent hang.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 Result = TypeVar("Result")
+
+MISSING_RANK = re.compile(r"Rank (\d+) failed to pass")  # gloo's monitored barrier
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 OPENMPI_SIZE = "OMPI_COMM_WORLD_SIZE"
@@ -103,9 +106,19 @@ class Distributed:
             return collective()
         except RuntimeError as fault:
             raise CollectiveError(
-                f"rank {self.rank} of {self.world_size} waited for {what} (limit {self.timeout_s:g} s): {fault}; "
-                "look for the first error of the other ranks, then start the same command again"
+                f"rank {self.rank} of {self.world_size} waited for {what} (limit {self.timeout_s:g} s): "
+                f"{_reason(fault)}; look for the first error of the other ranks, then start the same command again"
             ) from fault
+
+
+def _reason(fault: RuntimeError) -> str:
+    """Gloo's and NCCL's words in ours, where it is known what they mean."""
+    text = " ".join(str(fault).split())
+    missing = MISSING_RANK.search(text)
+    who = f"rank {missing[1]}" if missing else "another rank"
+    if "by peer" in text:
+        return f"{who} is gone: it was killed, ran out of memory, or ended on an error of its own"
+    return f"{who} did not come" if missing else text[:200]
 
 
 def launch_variables(environ: Mapping[str, str]) -> dict[str, str]:

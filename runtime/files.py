@@ -122,3 +122,8 @@ def free_gib(path: str | Path) -> float:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free / GIB
+
+
+def in_one_line(fault: BaseException) -> str:
+    """What a library said, as one line of bounded length. Example: `KeyError: 'model'`"""
+    return " ".join(f"{type(fault).__name__}: {fault}".split())[:200]

@@ -18,9 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
+from runtime.files import in_one_line
 from runtime.logprobs import action_logprobs, value_margins
 from runtime.vocabulary import ValueTokens, read_value_tokens
-from runtime.weight_files import ModelFilesError, WeightFile, in_one_line, read_weights
+from runtime.weight_files import ModelFilesError, WeightFile, read_weights
 
 __all__ = [
     "ChunkedHead",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from env_adapters.base import Adapter, Observation, PastTurn
-from runtime.weight_files import in_one_line
+from runtime.files import in_one_line
 
 PROBE = "probe"
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime.files import atomic_folder, atomic_write_text
+from runtime.files import atomic_folder, atomic_write_text, in_one_line
 from runtime.model import Policy, check_complete, load_tokenizer, policy_fingerprint
 from runtime.vocabulary import (
     VALUE_TOKENS_FILE,
@@ -37,7 +37,6 @@ from runtime.weight_files import (
     RowEdit,
     TensorEntry,
     WeightFile,
-    in_one_line,
     link_or_copy,
     read_json,
     read_pieces,

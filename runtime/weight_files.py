@@ -25,11 +25,6 @@ class ModelFilesError(Exception):
     """A model folder cannot be used. The message names object, fact and remedy."""
 
 
-def in_one_line(fault: BaseException) -> str:
-    """What a library said, as one line of bounded length. Example: `KeyError: 'model'`"""
-    return " ".join(f"{type(fault).__name__}: {fault}".split())[:200]
-
-
 @dataclass(frozen=True)
 class TensorEntry:
     """Where a tensor lies in its file; `start` and `end` count bytes from the start of the file.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -50,3 +51,24 @@ def test_a_dry_run_needs_no_deepspeed():
         "sys.exit('deepspeed' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[Rank 0]: Rank 3 failed to pass monitoredBarrier in 5000 ms\n Original exception: \n"
+         "[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. This is typically ...",
+         "rank 3 is gone: it was killed, ran out of memory, or ended on an error of its own"),
+        ("[Rank 0]: Rank 3 failed to pass monitoredBarrier in 5000 ms", "rank 3 did not come"),
+        ("[pair.cc:547] Connection closed by peer [127.0.0.1]:1", "another rank is gone: it was killed, ran out of"),
+        ("Timed out\nwaiting", "Timed out waiting"),
+    ],
+)  # fmt: skip
+def test_a_lost_rank_is_one_line_with_its_number(text, reason):
+    def collective():
+        raise RuntimeError(text)
+
+    with pytest.raises(CollectiveError) as caught:
+        replace(Distributed.single(), world_size=4)._wait("the sum", collective)
+    assert f"rank 0 of 4 waited for the sum (limit 0 s): {reason}" in str(caught.value)
+    assert "\n" not in str(caught.value)
