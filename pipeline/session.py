@@ -174,8 +174,8 @@ def _prepare(session: Session) -> None:
     report = ProgressReport(session.progress)
     session.adapter.prepare(report)
     report.close()
-    check_tasks(session.adapter, session.config)
     print(environment_line(session.config.env.name, session.adapter.description()), flush=True)
+    check_tasks(session.adapter, session.config)
 
 
 def check_tasks(adapter: Any, config: Config) -> None:
@@ -187,7 +187,7 @@ def check_tasks(adapter: Any, config: Config) -> None:
     name, wanted = config.env.name, config.rollout.tasks
     found = len(adapter.tasks(adapter.train_split))
     if found < wanted:
-        remedy = f"set rollout.tasks={found} or less" if found else "check the environment's options"
+        remedy = f"set rollout.tasks={found} or less" if found else "see what it says above and its options"
         raise RunError(f"{name}: its split {adapter.train_split} has {found} tasks, rollout.tasks = {wanted}; {remedy}")
     if config.warm_start.enabled and not adapter.tasks(adapter.warm_start_split):
         raise RunError(

@@ -11,8 +11,9 @@ import os
 import pickle
 import random
 import sys
-import traceback
 from typing import Any
+
+from runtime.environment_worker import describe, die_with
 
 
 def play_expert(
@@ -49,6 +50,7 @@ def play_expert(
 
 
 def main() -> None:
+    die_with(os.getppid())
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an engine prints must not mix with the records
     sys.path[:], name, options, tasks, *settings = pickle.load(sys.stdin.buffer)
@@ -59,8 +61,10 @@ def main() -> None:
     for task in tasks:
         try:
             record = play_expert(adapter, environment, task, *settings)
-        except Exception:  # counted by the parent; the slot's state is unknown, so the next task gets a new one
-            record = {"task_id": task.task_id, "error": traceback.format_exc()}
+        except (
+            Exception
+        ) as fault:  # counted by the parent; the slot's state is unknown, so the next task gets a new one
+            record = {"task_id": task.task_id, "error": describe(fault)}
             environment.close()
             environment = adapter.make()
         print(json.dumps(record), file=output, flush=True)

@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, parent: int) -> None:
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent shuts us down
     connection = Connection(fd)
     try:
@@ -53,8 +53,8 @@ def serve(connection: Connection) -> None:
             start = time.perf_counter()
             try:
                 result, error = _play(adapter, environments, slot, command, argument), None
-            except (Exception, SystemExit):
-                result, error = None, traceback.format_exc()
+            except (Exception, SystemExit) as fault:
+                result, error = None, describe(fault)
                 _discard(environments, slot)
             connection.send((ticket, result, error, time.perf_counter() - start))
     finally:
@@ -78,6 +78,13 @@ def _play(adapter: Any, environments: dict[int, Any], slot: int, command: str, a
     return result
 
 
+def describe(fault: BaseException) -> str:
+    """What an environment said: its message where that names its remedy, else the traceback. To be called in `except`."""
+    from env_adapters.base import EnvironmentFault
+
+    return str(fault) if isinstance(fault, EnvironmentFault) else traceback.format_exc()
+
+
 def _discard(environments: dict[int, Any], slot: int) -> None:
     """Its state is unknown after an exception: the next reset makes a new one."""
     environment = environments.pop(slot, None)
@@ -86,7 +93,7 @@ def _discard(environments: dict[int, Any], slot: int) -> None:
             environment.close()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel kill us with the parent, even in the middle of a step that never returns (Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -99,7 +99,7 @@ class CorridorAdapter:
 
 
 class FaultyCorridor(Corridor):
-    """Does what the task's payload says: {"fault": "exit" | "hang" | "raise" | "wait", "at": turn, "marker": file}.
+    """Does what the task's payload says: {"fault": "exit" | "hang" | "raise" | "refuse" | "wait", "at": turn, "marker": file}.
 
     With a marker that is not None the fault happens once only. A "wait" waits until the marker is there.
     """
@@ -128,6 +128,8 @@ class FaultyCorridor(Corridor):
             os._exit(3)
         if fault == "hang":
             time.sleep(3600)
+        if fault == "refuse":
+            raise EnvironmentFault("corridor: the door is stuck; oil it")
         raise RuntimeError("the floor gave way")
 
 

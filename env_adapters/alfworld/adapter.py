@@ -28,6 +28,7 @@ from env_adapters.responses import format_response, parse_response
 
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-"
 TASK_WORDS = "Your task is to: "
+MOST = 1_000_000  # of anything that is counted
 HELP = "help"  # admissible in newer games; says nothing about the room, so it is not shown
 
 
@@ -55,8 +56,8 @@ class AlfworldOptions:
 
     def __post_init__(self) -> None:
         for name in ("train_games", "warm_start_games", "dev_games", "held_out_games", "seed", "prepare_processes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"option {name}={getattr(self, name)} is negative; give 0 or more")
+            if not 0 <= getattr(self, name) <= MOST:
+                raise ValueError(f"option {name}={getattr(self, name)} is negative or above {MOST}; give 0 to {MOST}")
         if not 0 < self.success_reward < float("inf"):
             raise ValueError(f"option success_reward={self.success_reward} must be positive and finite")
         for name, choices in _CHOICES.items():

@@ -292,7 +292,7 @@ class GeneratedGames:
             for pack in packs:
                 tasks = read_pack_index(folder / pack)
                 if tasks is None:
-                    raise EnvironmentFault(f"{folder / pack}: damaged; delete it and run prepare() again")
+                    raise EnvironmentFault(f"{folder / pack}: damaged; prepare() makes it again")
                 self._splits[split] += tasks
 
     def tasks(self, split: str) -> Sequence[Task]:

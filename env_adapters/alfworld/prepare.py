@@ -51,7 +51,7 @@ def prepare_games(
     except OSError as error:
         raise EnvironmentFault(f"{folder}: cannot be made ({error}); set env.cache_dir") from error
     with _locked(folder / "lock"):
-        if (folder / MANIFEST).exists():
+        if _is_ready(folder):
             return
         for left_over in folder.glob(".*.tmp"):  # of a killed run
             left_over.unlink()
@@ -89,6 +89,15 @@ def prepare_games(
             )
         manifest = {**facts, "packs": packs, "sha256": digests, "counts": dict(counts)}
         write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode("utf-8"))
+
+
+def _is_ready(folder: Path) -> bool:
+    """Whether the manifest and all of its packs are there and whole: what is not is made again."""
+    try:
+        packs = json.loads((folder / MANIFEST).read_bytes())["packs"]
+        return all(read_pack_index(folder / name) is not None for names in packs.values() for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _run(jobs: list[tuple[Path, list[Game]]], processes: int) -> Iterator[tuple[int, list[str]]]:

@@ -192,8 +192,19 @@ def test_a_damaged_pack_is_named(make, tmp_path):
         environment.reset(adapter.tasks("train")[-1])
     pack.write_bytes(content[:100])
     again = make_adapter("alfworld", {**vars(adapter.options)})
-    with pytest.raises(EnvironmentFault, match="train-000.pack: damaged"):
+    with pytest.raises(EnvironmentFault, match=r"train-000.pack: damaged; prepare\(\) makes it again"):
         again.tasks("train")
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"packs": {"train": ["train-000.pack"]}}'])
+def test_what_is_damaged_is_made_again(make, tmp_path, content):
+    adapter = make(cache_dir=str(tmp_path), train_games=6, warm_start_games=6, held_out_games=6)
+    pack, manifest = next(tmp_path.rglob("train-000.pack")), next(tmp_path.rglob("manifest.json"))
+    before = pack.read_bytes(), manifest.read_bytes()
+    pack.write_bytes(before[0][:100])
+    manifest.write_text(content)
+    adapter.prepare()
+    assert (pack.read_bytes(), manifest.read_bytes()) == before
 
 
 # -------------------------------------------------------------------------------------------------- real folders

@@ -32,7 +32,7 @@ def config(tasks: int = 12, warm_start: bool = True) -> Config:
         (("far",), 12, True, None),
         (("warm_start",), 12, False, None),
         ((), 13, True, "corridor: its split train has 12 tasks, rollout.tasks = 13; set rollout.tasks=12 or less"),
-        (("train",), 1, True, "its split train has 0 tasks, rollout.tasks = 1; check the environment's options"),
+        (("train",), 1, True, "its split train has 0 tasks, rollout.tasks = 1; see what it says above and its options"),
         (("warm_start",), 12, True, "warm_start has no tasks to demonstrate; .* or set warm_start.enabled=false"),
         (("near", "far"), 12, True, r"no held-out tasks to evaluate on \(near, far\); check"),
     ],

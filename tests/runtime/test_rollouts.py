@@ -150,7 +150,12 @@ def test_a_fault_once_is_retried_and_nobody_notices(tmp_path, fault):
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("exit", "exit code 3 during step"), ("raise", "the floor gave way"), ("hang", "no answer for 1 s")],
+    [
+        ("exit", "exit code 3 during step"),
+        ("raise", "the floor gave way"),
+        ("refuse", "corridor: the door is stuck; oil it"),
+        ("hang", "no answer for 1 s"),
+    ],
 )
 def test_a_fault_that_comes_back_is_an_error_and_the_others_are_unaffected(fault, reason):
     tasks = corridor_tasks(8)
@@ -161,6 +166,8 @@ def test_a_fault_that_comes_back_is_an_error_and_the_others_are_unaffected(fault
     assert reason in bad.error
     if fault == "raise":
         assert "Traceback" in bad.error and "corridor.py" in bad.error
+    if fault == "refuse":  # it has named its remedy
+        assert bad.error == reason
     for task_id, one in done.items():  # four of them shared the worker
         assert sampled(one) == sampled(clean[task_id])
 
