@@ -15,7 +15,7 @@ from pathlib import Path
 from pipeline.faults import end_on, leave_process
 from pipeline.manifests import Manifest
 from pipeline.plan import Step, next_step
-from pipeline.report import add_times, final_summary, iteration_line, times_table
+from pipeline.printout import add_times, final_summary, iteration_line, times_table
 from pipeline.run_directory import RunPaths, resume_command
 from pipeline.session import Session, do_step, import_stages, open_session
 from runtime.distributed import leave

@@ -26,7 +26,7 @@ from pipeline.faults import USER_FAULT, end_on, names_its_remedy
 from pipeline.manifests import check_outputs, read_manifests
 from pipeline.memory import model_shape, stage_memory, table
 from pipeline.plan import Facts, next_step, plan
-from pipeline.report import final_summary, plan_table
+from pipeline.printout import final_summary, plan_table
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID

@@ -29,7 +29,7 @@ from pipeline.manifests import (
 )
 from pipeline.memory import disk_gib
 from pipeline.plan import Facts, Name, Step, input_digests, input_makers, plan
-from pipeline.report import environment_line
+from pipeline.printout import environment_line
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk, redo
 from pipeline.signals import StopRequest, end_with_parents
 from runtime.distributed import Distributed

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.manifests import Manifest
 from pipeline.plan import Facts, Step
-from pipeline.report import (
+from pipeline.printout import (
     add_times,
     environment_line,
     final_summary,
