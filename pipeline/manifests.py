@@ -138,14 +138,19 @@ def read_manifest(path: Path, stage: str = "") -> Manifest | None:
         raise RunError(f"{path}: not a manifest ({fault}); {remedy}") from fault
 
 
-def read_manifests(paths: RunPaths) -> dict[tuple[str, int], Manifest]:
-    """Every manifest of a run, by (stage, iteration). Reads what is there, whatever the configuration wants."""
+def stage_names(paths: RunPaths) -> list[tuple[str, int]]:
+    """(stage, iteration) of all that has a folder in a run, complete or not, whatever the configuration wants."""
     names = [("reserve_vocab", 0), ("warm_start", 0), (EXPORT, 0)]
     for folder in _numbered(paths.root / "iterations"):
         names += [("collect_rollouts", folder), ("compute_advantages", folder)]
     names += [("optimize", folder) for folder in _numbered(paths.root / "checkpoints") if folder > 0]
     names += [("evaluate", folder) for folder in _numbered(paths.root / "evaluations")]
-    found = {name: read_manifest(paths.manifest(*name), name[0]) for name in names}
+    return names
+
+
+def read_manifests(paths: RunPaths) -> dict[tuple[str, int], Manifest]:
+    """Every manifest of a run, by (stage, iteration)."""
+    found = {name: read_manifest(paths.manifest(*name), name[0]) for name in stage_names(paths)}
     return {name: manifest for name, manifest in found.items() if manifest is not None}
 
 
