@@ -1,0 +1,76 @@
+"""Folders that are there whole or not at all: filled under a temporary name, manifest last, then renamed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from env_adapters.base import EnvironmentFault
+
+MANIFEST = "manifest.json"
+
+
+def build_folder(target: Path, is_ready: Callable[[], bool], fill: Callable[[Path], Mapping[str, Any]]) -> None:
+    """Make `target` unless it is ready. Two callers at once wait for each other; a killed one leaves no half folder.
+
+    Args:
+        is_ready: whether `target` as it is will do; asked again once this caller has the lock.
+        fill: writes files into the (empty, temporary) folder it is given and returns what the manifest shall say.
+            The sizes of the files are added under "files".
+
+    Raises:
+        EnvironmentFault: the disk does not take it.
+    """
+    if is_ready():
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target.parent / f".{target.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+            if not is_ready():
+                _make(target, fill)
+    except OSError as error:
+        raise EnvironmentFault(f"{target}: cannot be written ({error}); free space or set env.cache_dir") from error
+
+
+def _make(target: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
+    temporary, old = (target.with_name(f".{target.name}.{kind}") for kind in ("tmp", "old"))
+    for left_over in (temporary, old):  # of a killed caller: nobody else is here
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        facts = fill(temporary)
+        files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=1), encoding="utf-8")
+        for path in temporary.iterdir():
+            _sync(path)
+        if target.exists():
+            os.replace(target, old)  # whoever has it open keeps what is mapped
+        os.replace(temporary, target)
+        _sync(target.parent)
+    finally:
+        for left_over in (temporary, old):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder whose files have the sizes it lists, else None."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if whole else None
