@@ -6,7 +6,7 @@ if __name__ == "__main__":
     import sys
     from pathlib import Path as _Path
 
-    sys.path.insert(0, str(_Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(_Path(__file__).resolve().parents[1])  # not pipeline/, whose `inspect` is not Python's
 
 import argparse
 import time
