@@ -14,18 +14,17 @@ if __name__ == "__main__":
     sys.path.insert(0, str(_Path(__file__).resolve().parents[1]))
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from env_adapters.base import Task
 from runtime.files import atomic_write_text
+from runtime.intervals import wilson_interval
 from runtime.records import Trajectory
 from stages.context import Context, StageResult
 from stages.sweep import Players, Sweep, SweepResult, get_ready, play_sweep
 
-Z_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 GREEDY = 0.0
 
 
@@ -92,19 +91,6 @@ def stratified(tasks: Sequence[Task], count: int) -> list[Task]:
         quota[kind] += 1
     chosen = sorted(index for kind, indices in places.items() for index in indices[: quota[kind]])
     return [tasks[index] for index in chosen]
-
-
-def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's score interval of a share: centre (p + z²/2n) / (1 + z²/n), never outside [0, 1]. n = 0: (0, 1).
-
-    Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927).
-    """
-    if n == 0:
-        return 0.0, 1.0
-    p, square = successes / n, z * z / n
-    centre = (p + square / 2) / (1 + square)
-    half = z * math.sqrt(p * (1 - p) / n + square / (4 * n)) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def summary(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from env_adapters.base import EnvironmentFault, Task
 from pipeline.config import Config, EnvConfig, EvaluateConfig, ModelConfig, RolloutConfig, RunConfig
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
+from runtime.intervals import wilson_interval
 from runtime.model import policy_fingerprint
 from runtime.progress import Progress
 from runtime.records import RecordError, Trajectory, Turn
@@ -23,7 +24,7 @@ from runtime.shards import read_shards, read_trajectories, shard_path
 from stages import collect_rollouts, evaluate
 from stages.collect_rollouts import rollout_metrics, tasks_of_iteration
 from stages.context import Context, Resident
-from stages.evaluate import numbers, stratified, table, wilson_interval
+from stages.evaluate import numbers, stratified, table
 from tests.corridor import CorridorAdapter
 from tests.corridor_policy import make_policy_folder
 
@@ -269,15 +270,6 @@ def test_numbers_of_a_sweep_by_hand():
         "turns_of_successes": 3.0, "invalid_share": 0.25, "errors": 1,
     }  # fmt: skip
     assert numbers([lost])["success"] is None
-
-
-def test_wilson_interval_by_hand():
-    # z = 2, 8 of 10: centre (0.8 + 0.2) / 1.4 = 0.7142857; half 2 sqrt(0.016 + 0.01) / 1.4 = 0.2303499
-    assert wilson_interval(8, 10, z=2.0) == pytest.approx((0.4839358, 0.9446356), abs=1e-6)
-    # the well-known 95 % interval of 0 of 10: z² / (10 + z²) = 0.2775
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-5)
-    assert wilson_interval(10, 10) == pytest.approx((1 - 0.277533, 1.0), abs=1e-5)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def test_stratified_by_hand():
