@@ -67,6 +67,7 @@ class StepResult:
     valid: bool  # False: the response had no well-formed action; the environment did a no-op
     success: bool = False
     score: float = 0.0  # raw score of the environment in [0, 1], for evaluation only
+    info: Mapping[str, Any] = field(default_factory=dict)  # how the score came about; to look at, never recorded
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ from typing import Any
 from env_adapters.base import Adapter, EnvironmentFault
 
 ENTRY_POINT_GROUP = "sapo.env_adapters"
-BUILTIN = {"alfworld": "env_adapters.alfworld:AlfworldAdapter"}
+BUILTIN = {
+    "alfworld": "env_adapters.alfworld:AlfworldAdapter",
+    "webshop": "env_adapters.webshop.adapter:WebshopAdapter",
+}
 
 
 def adapter_names() -> list[str]:

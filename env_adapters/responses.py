@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_ACTION_CHARS = 300  # no environment has longer ones; keeps hostile text out of engines and logs
+MAX_ACTION_CHARS = 300  # longer than those of most environments; keeps hostile text out of engines and logs
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,13 @@ class ParsedResponse:
     valid: bool
 
 
-def parse_response(text: str, *, lower: bool = True, think_tags: bool = True) -> ParsedResponse:
+def parse_response(
+    text: str, *, lower: bool = True, think_tags: bool = True, max_chars: int = MAX_ACTION_CHARS
+) -> ParsedResponse:
     """The action of a response. Never raises on any text.
 
-    `lower=False` keeps the case of the action (tags match in any case); `think_tags=False` does not ask for them.
+    `lower=False` keeps the case of the action (tags match in any case); `think_tags=False` does not ask for them;
+    an action of more than `max_chars` characters is not valid.
     """
     folded = text.lower()
     if len(folded) != len(text):  # a few letters change length when lower-cased: positions would not match
@@ -35,7 +38,7 @@ def parse_response(text: str, *, lower: bool = True, think_tags: bool = True) ->
     if start < 0 or end < 0:
         return ParsedResponse("", False)
     action = " ".join((folded if lower else text)[start + len("<action>") : end].split())
-    if not action or len(action) > MAX_ACTION_CHARS or "\x00" in action:
+    if not action or len(action) > max_chars or "\x00" in action:
         return ParsedResponse("", False)
     if think_tags and ("<think>" not in folded or "</think>" not in folded):
         return ParsedResponse("", False)
