@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import jsonargparse
 import yaml
 
 from pipeline import VERSION
@@ -127,6 +126,8 @@ def build_config(tree: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: names the key, the value and what is allowed.
     """
+    import jsonargparse  # here: what only reads a run does without it
+
     tree = _move_adapter_options(tree)
     _check_names(tree)
     with warnings.catch_warnings():

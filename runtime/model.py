@@ -5,7 +5,6 @@ The door to transformers' models and tokenizers. Weights come from safetensors o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
 from runtime.files import in_one_line
 from runtime.logprobs import action_logprobs, value_margins
 from runtime.vocabulary import ValueTokens, read_value_tokens
-from runtime.weight_files import ModelFilesError, WeightFile, read_weights
+from runtime.weight_files import ModelFilesError, WeightFile, policy_fingerprint, read_weights
 
 __all__ = [
     "ChunkedHead",
@@ -47,8 +46,6 @@ _LOGIT_CHANGES = {
     "lm_head_multiplier": 1.0,
 }
 _TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
-_FINGERPRINT_BLOCKS = 256
-_FINGERPRINT_BLOCK = 2**16
 
 
 class ChunkedHead(nn.Linear):
@@ -251,27 +248,6 @@ def load_tokenizer(directory: str | Path) -> Any:
             "use the tokenizer that belongs to the model"
         )
     return tokenizer
-
-
-def policy_fingerprint(directory: str | Path) -> str:
-    """A short name for the weights of a folder: a hash over evenly spaced blocks of its safetensors files.
-
-    Small files are hashed whole. 16 MiB of each large one are enough to tell versions of a policy apart (every
-    optimizer step moves weights everywhere) and cost no more than a moment.
-
-    Raises:
-        ModelFilesError: no complete safetensors in the folder.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for path in (file.path for file in read_weights(Path(directory))):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        stride = max(_FINGERPRINT_BLOCK, size // _FINGERPRINT_BLOCKS)
-        with open(path, "rb") as file:
-            for start in range(0, size, stride):
-                file.seek(start)
-                digest.update(file.read(_FINGERPRINT_BLOCK))
-    return digest.hexdigest()
 
 
 def resident_replica(

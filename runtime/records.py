@@ -173,8 +173,8 @@ def _check(trajectory: Trajectory, where: str) -> None:
 class Scores:
     """What the frozen rollout-time policy says of one trajectory: one scoring pass.
 
-    `values` and `q_values` are in reward units (V = r_max * p), one per turn. The log-probs are flat over
-    the turns' response ids, in order: N = sum of len(response_ids).
+    `values` and `q_values` are in reward units (V = r_max * p), one per turn. The log-probs and entropies are flat
+    over the turns' response ids, in order: N = sum of len(response_ids).
     """
 
     key: str
@@ -182,6 +182,7 @@ class Scores:
     ref_logprobs: tuple[float, ...] | None  # [N]; None where the KL coefficient is 0
     values: tuple[float, ...]  # [K]
     q_values: tuple[float, ...]  # [K]
+    entropies: tuple[float, ...] | None = None  # [N], nats over W_act; nothing is trained on them
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def score_trajectories(
     device: torch.device | str,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, Scores]:
-    """Teacher-forced log-probs, V and Q of trajectories by one forward a micro-batch; `ref_logprobs` stay None.
+    """Teacher-forced log-probs, entropies, V and Q by one forward a micro-batch; `ref_logprobs` stay None.
 
     Args:
         policy: in evaluation mode; its temperature is that of the rollouts.
@@ -86,16 +86,19 @@ def score_trajectories(
     """
     rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
     logprobs: list[list[float]] = [[] for _ in rows]
+    entropies: list[list[float]] = [[] for _ in rows]
     values, q_values = [0.0] * len(rows), [0.0] * len(rows)
     tokens = policy.value_tokens
     for microbatch in plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]:
         chosen = [rows[index] for index in microbatch.rows]
         output = policy(token_batch(chosen).to(device))
-        parts = output.logprobs.cpu().split([row.num_response_tokens for row in chosen])
+        lengths = [row.num_response_tokens for row in chosen]
+        token_parts = zip(output.logprobs.cpu().split(lengths), output.entropies.cpu().split(lengths), strict=True)
         v = readout(output.value_margins, tokens.r_max, tokens.temperature).tolist()
         q = readout(output.q_margins, tokens.r_max, tokens.temperature).tolist()
-        for index, part, value, q_value in zip(microbatch.rows, parts, v, q, strict=True):
-            logprobs[index], values[index], q_values[index] = part.tolist(), value, q_value
+        for index, (part, entropy), value, q_value in zip(microbatch.rows, token_parts, v, q, strict=True):
+            logprobs[index], entropies[index] = part.tolist(), entropy.tolist()
+            values[index], q_values[index] = value, q_value
         if progress is not None:
             progress(len(chosen))
     scores, start = {}, 0
@@ -107,6 +110,7 @@ def score_trajectories(
             ref_logprobs=None,
             values=tuple(values[start:end]),
             q_values=tuple(q_values[start:end]),
+            entropies=tuple(x for part in entropies[start:end] for x in part),
         )
         start = end
     return scores
@@ -138,8 +142,9 @@ def write_scores(path: Path, scores: Sequence[Scores]) -> None:
         "values": flat([one.values for one in scores]),
         "q_values": flat([one.q_values for one in scores]),
     }
-    if scores and scores[0].ref_logprobs is not None:
-        tensors["ref_logprobs"] = flat([one.ref_logprobs for one in scores])
+    for name in ("ref_logprobs", "entropies"):
+        if scores and getattr(scores[0], name) is not None:
+            tensors[name] = flat([getattr(one, name) for one in scores])
     contents = {
         "keys": [one.key for one in scores],
         "num_turns": [len(one.values) for one in scores],
@@ -162,9 +167,11 @@ def read_scores(folder: Path) -> dict[str, Scores]:
                 metadata = json.loads((file.metadata() or {})["contents"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             counts = {"values": metadata["num_turns"], "old_logprobs": metadata["num_tokens"]}
-            counts |= {"q_values": counts["values"], "ref_logprobs": counts["old_logprobs"]}
+            counts |= {"q_values": metadata["num_turns"]}
+            counts |= dict.fromkeys(("ref_logprobs", "entropies"), metadata["num_tokens"])
             series = {name: [tuple(x.tolist()) for x in t.split(counts[name])] for name, t in tensors.items()}
-            series.setdefault("ref_logprobs", [None] * len(metadata["keys"]))
+            for name in ("ref_logprobs", "entropies"):
+                series.setdefault(name, [None] * len(metadata["keys"]))
             for index, key in enumerate(metadata["keys"]):
                 scores[key] = Scores(key=key, **{name: parts[index] for name, parts in series.items()})
         except (SafetensorError, OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as fault:

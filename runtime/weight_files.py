@@ -6,6 +6,7 @@ shape and byte range, and the tensors' bytes without gaps.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ SINGLE_FILE = "model.safetensors"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 COPY_BYTES = 1 << 24
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+FINGERPRINT_BLOCKS = 256  # of each file go into its fingerprint
+FINGERPRINT_BLOCK_BYTES = 2**16
 
 
 class ModelFilesError(Exception):
@@ -134,6 +137,27 @@ def read_weights(folder: Path) -> list[WeightFile]:
         if tensor not in files[name].tensors:
             raise ModelFilesError(f"{folder / name}: lacks tensor {tensor} of the index; copy the model again")
     return list(files.values())
+
+
+def policy_fingerprint(directory: str | Path) -> str:
+    """A short name for the weights of a folder: a hash over evenly spaced blocks of its safetensors files.
+
+    Small files are hashed whole. 16 MiB of each large one are enough to tell versions of a policy apart (every
+    optimizer step moves weights everywhere) and cost no more than a moment.
+
+    Raises:
+        ModelFilesError: no complete safetensors in the folder.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in (file.path for file in read_weights(Path(directory))):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}:".encode())
+        stride = max(FINGERPRINT_BLOCK_BYTES, size // FINGERPRINT_BLOCKS)
+        with open(path, "rb") as file:
+            for start in range(0, size, stride):
+                file.seek(start)
+                digest.update(file.read(FINGERPRINT_BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 def _no_weights(folder: Path) -> str:

@@ -29,14 +29,16 @@ def test_scores_are_those_of_each_turn_alone(token_budget):
     scores = score_trajectories(model, trajectories, token_budget, "cpu", done.append)
     assert sum(done) == 9 and list(scores) == ["a#0", "b#0", "c#0"]
     for one in trajectories:
-        logprobs, values, q_values = [], [], []
+        logprobs, entropies, values, q_values = [], [], [], []
         for row in turn_rows(one):
             with torch.no_grad():
                 output = model(token_batch([row]))
             logprobs += output.logprobs.tolist()
+            entropies += output.entropies.tolist()
             values.append(10.0 * min(max(output.value_margins.item() / 6.0, -1.0), 1.0))  # V = r_max clip(m / tau_v)
             q_values.append(10.0 * min(max(output.q_margins.item() / 6.0, -1.0), 1.0))
         assert scores[one.key].old_logprobs == pytest.approx(logprobs, abs=5e-6)
+        assert scores[one.key].entropies == pytest.approx(entropies, abs=5e-6)
         assert scores[one.key].values == pytest.approx(values, abs=1e-5)
         assert scores[one.key].q_values == pytest.approx(q_values, abs=1e-5)
         assert scores[one.key].ref_logprobs is None
