@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from env_adapters.alfworld.building import Logic
 from env_adapters.alfworld.engine import INSTALL_HINT
-from env_adapters.alfworld.generate import Logic
 from env_adapters.alfworld.scenes import TASK_TYPES
 from env_adapters.alfworld.translation import Translation, translate
 from env_adapters.base import EnvironmentFault, Task

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from env_adapters.alfworld.building import Logic
 from env_adapters.alfworld.engine import EngineSlot
 from env_adapters.alfworld.games import (
     PackedGame,
@@ -27,7 +28,7 @@ from env_adapters.alfworld.games import (
     write_atomic,
     write_pack,
 )
-from env_adapters.alfworld.generate import Game, Logic, generate
+from env_adapters.alfworld.generate import Game, generate
 from env_adapters.alfworld.states import GameCache
 from env_adapters.alfworld.translation import translate
 from env_adapters.base import EnvironmentFault

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from env_adapters.alfworld import generate, prepare
+from env_adapters.alfworld import generate, layouts, prepare
 from env_adapters.alfworld.games import detect_grammar, export, installed_logic, read_game_folder
 from env_adapters.alfworld.scenes import TASK_TYPES
 from env_adapters.base import EnvironmentFault, Task
@@ -56,7 +56,7 @@ def test_unseen_shares_no_layout_and_no_goal_pair(scene):
     assert not pairs & unseen_pairs
     assert not {g.layout.classes for g in common} & {g.layout.classes for g in games["unseen"]}
     # ... but nothing in it is a word that training cannot meet
-    cells = [cell for t in TASK_TYPES for _, found in generate._cells(scene, 0, False, t) for cell in found]
+    cells = [cell for t in TASK_TYPES for _, found in layouts.cells(scene, 0, False, t) for cell in found]
     assert {o for o, _ in unseen_pairs} <= {goal.object for goal, _ in cells}
     assert {r for _, r in unseen_pairs} <= {goal.receptacle for goal, _ in cells}
     assert len(taken) == 240 * 5  # no two games alike, over all splits
