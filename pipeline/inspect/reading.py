@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import yaml
 
+from pipeline.config import Config
 from pipeline.manifests import Manifest, read_manifest, stage_names
 from pipeline.run_directory import RunError, RunPaths
 from runtime.metrics import read_metrics
@@ -61,9 +62,30 @@ class Run:
     errors: tuple[Mapping[str, Any], ...]  # the lines of errors.jsonl
     damage: list[str] = field(default_factory=list)  # what could not be read, one line each; grows while reading
 
+    def setting(self, section: str, key: str) -> Any:
+        """A value of config.yaml, None where it is not there. Example: run.setting("advantage", "gamma")"""
+        return self.config.get(section, {}).get(key)
+
+    def settings(self) -> Config:
+        """All settings, as the pipeline had them when it wrote config.yaml.
+
+        Raises:
+            RunError: config.yaml cannot be read, or another version wrote it.
+            ConfigError: a value is out of its range.
+        """
+        try:
+            return Config(**{name: kind(**self.config[name]) for name, kind in get_type_hints(Config).items()})
+        except (KeyError, TypeError) as fault:
+            text = f"{self.paths.config}: not this version's settings ({fault}); use the version that wrote it"
+            raise RunError(text) from None
+
     def iterations(self) -> list[int]:
         """The iterations that have rollouts on disk, complete or not, in order."""
         return _numbered(self.paths.root / "iterations", "rollouts")
+
+    def evaluation_numbers(self) -> list[int]:
+        """The evaluations that have a folder, complete or not, in order."""
+        return _numbered(self.paths.root / "evaluations", ".")
 
     def evaluations(self) -> dict[int, Mapping[str, Any]]:
         """results.json of each complete evaluation, by iteration."""
