@@ -52,8 +52,9 @@ _BEAUTY = Department(
     },
     _list(
         """
-        cruelty free, paraben free, sulfate free, alcohol free, fragrance free, oil absorbing, long lasting, fast drying,
-        deep cleansing, anti aging, sun protecting, water resistant, sweat proof, smudge proof, vegan formula,
+        cruelty free, paraben free, sulfate free, alcohol free, fragrance free, oil absorbing, long lasting,
+        fast drying, deep cleansing, anti aging, sun protecting, water resistant, sweat proof, smudge proof,
+        vegan formula,
         dermatologist tested, hypoallergenic, travel size, sensitive skin, dry scalp, damaged ends, curly hair,
         aloe vera, tea tree, argan extract, coconut scent, shea butter, vitamin enriched, hyaluronic serum,
         salicylic acid, collagen boosting, pore minimizing, brightening effect, matte finish, glossy shine,
@@ -103,8 +104,9 @@ _FASHION = Department(
         machine washable, hand wash, quick drying, moisture wicking, wrinkle resistant, stain repellent, uv protective,
         water proof, wind blocking, fleece lined, thermal insulated, breathable mesh, stretch fabric, organic cotton,
         merino wool, genuine leather, faux suede, linen blend, denim look, silk lining, rubber sole, memory insole,
-        arch support, steel toe, non slip, ankle strap, pull on, laced front, zipper closure, button placket, elastic waist,
-        drawstring hem, adjustable buckle, high rise, low cut, slim fit, relaxed shape, regular length, tailored seams,
+        arch support, steel toe, non slip, ankle strap, pull on, laced front, zipper closure, button placket,
+        elastic waist, drawstring hem, adjustable buckle, high rise, low cut, slim fit, relaxed shape, regular length,
+        tailored seams,
         long sleeve, short cuffs, sleeveless, crew neck, turtle collar, hooded, pleated, quilted, embroidered,
         striped pattern, floral print, plaid weave, polka dots, reflective trim, hidden pocket, touchscreen fingertips,
         reversible, packable, vintage style, everyday wear, hiking ready, office dress, tummy control, cushioned heel
