@@ -74,6 +74,12 @@ class ProductStore:
             raise KeyError(asin)
         return int(self._positions[place])
 
+    def ranks(self) -> np.ndarray:
+        """int32 [N]: the place of each product's id among the sorted ids."""
+        ranks = np.empty(self._size, dtype=np.int32)
+        ranks[self._positions] = np.arange(self._size, dtype=np.int32)
+        return ranks
+
 
 def ensure_store(folder: Path, facts: Mapping[str, Any], products: Callable[[], Iterable[Product]]) -> ProductStore:
     """The store in `folder`, made from `products()` unless there is one with the same `facts`.
