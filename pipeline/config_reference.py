@@ -18,7 +18,7 @@ from env_adapters.registry import adapter_class
 from pipeline.config import Config
 from pipeline.config_loading import MAY_CHANGE
 
-ADAPTER = "alfworld"  # whose options the page lists too
+ADAPTERS = ("alfworld", "webshop")  # whose options the page lists too
 HEAD = """\
 # Every setting
 
@@ -32,10 +32,10 @@ anything starts. What a run uses is stored in its `config.yaml`; `bash run.sh --
 
 "May change" marks what a started run may take another value of; see
 [run_directory.md](run_directory.md#what-may-change-between-starts)."""
-ADAPTER_HEAD = f"""
-## env: options of the adapter `{ADAPTER}`
+ADAPTER_HEAD = """
+## env: options of the adapter `{0}`
 
-`env.<key>` is one of the fields above or an option of the adapter in use. Those of `{ADAPTER}`:
+`env.<key>` is one of the fields above or an option of the adapter in use. Those of `{0}`:
 """
 
 
@@ -45,7 +45,8 @@ def page() -> str:
     for section, kind in get_type_hints(Config).items():
         parts += [f"\n## {section}\n", *_introduction(kind), *table(section, kind)]
         if section == "env":
-            parts += [ADAPTER_HEAD, *table("env", adapter_class(ADAPTER).Options)]
+            for name in ADAPTERS:
+                parts += [ADAPTER_HEAD.format(name), *table("env", adapter_class(name).Options)]
     return "\n".join(parts) + "\n"
 
 

@@ -106,7 +106,7 @@ class WebshopAdapter:
                 yield product
 
         store = ensure_store(folder / "products", self._product_facts(), products)
-        ensure_index(folder / "index", store)
+        ensure_index(folder / "index", store, progress)
         ensure_goals(self._goals_folder(), store, options.goals, options.seed, options.warm_start_goals).check()
         self._load()
 
