@@ -10,23 +10,23 @@ from pipeline.config_loading import build_config, save_config
 from tests.processes import ENVIRONMENT, ROOT
 
 SETTINGS = {
-    "run": {"iterations": 2, "ranks": 1},
+    "run": {"iterations": 4, "ranks": 1},
     "model": {"name": "tiny", "dtype": "float32", "tiny_width": 16, "tiny_layers": 1, "tiny_heads": 2,
               "chat_template": False},
-    "env": {"name": "tests.corridor:CorridorAdapter", "rooms": 3, "tasks": 12, "max_turns": 4, "prompt_tokens": 64,
+    "env": {"name": "tests.corridor:CorridorAdapter", "rooms": 3, "tasks": 24, "max_turns": 4, "prompt_tokens": 64,
             "response_tokens": 4},
-    "warm_start": {"enabled": True, "demonstrations": 12, "epochs": 2.0, "batch_size": 8, "learning_rate": 3e-2,
-                   "warmup_steps": 1, "error_rate": 0.3},
-    "rollout": {"tasks": 8, "slots": 4, "workers": 1},
-    "optimize": {"minibatch_size": 8, "learning_rate": 1e-2, "kl_coef": 0.01},
-    "evaluate": {"every": 1, "tasks": 6, "temperature": 1.0},
+    "warm_start": {"enabled": True, "demonstrations": 24, "epochs": 12.0, "batch_size": 16, "learning_rate": 1e-2,
+                   "warmup_steps": 2, "error_rate": 0.4},
+    "rollout": {"tasks": 24, "slots": 12, "workers": 1},
+    "optimize": {"minibatch_size": 16, "learning_rate": 3e-3, "kl_coef": 0.01},
+    "evaluate": {"every": 2, "tasks": 6, "temperature": 1.0},
     "checkpoint": {"keep_last": 2},
     "logging": {"tensorboard": False, "progress": False},
 }  # fmt: skip
 
 
 def make_whole_run(run_dir: Path) -> Path:
-    """Train in the corridor for two iterations, on one rank without a launcher."""
+    """Train in the corridor for four iterations, on one rank without a launcher."""
     save_config(build_config(SETTINGS), run_dir / "config.yaml")
     command = [sys.executable, "pipeline/driver.py", "--run-dir", str(run_dir)]
     environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}

@@ -13,11 +13,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.config_loading import did_you_mean
 from pipeline.inspect.choosing import add_place_arguments, chosen_episodes
 from pipeline.inspect.reading import Episode, Run
 from pipeline.inspect.terminal import number, printable
@@ -110,8 +112,6 @@ class _Seen:
 
 
 def _sort_field(name: str) -> str:
-    from pipeline.config_loading import did_you_mean
-
     if name not in SORTABLE:
         raise RunError(f"--sort {name}: no such field{did_you_mean(name, SORTABLE)}; there are {', '.join(SORTABLE)}")
     return "return_" if name == "return" else name
@@ -190,7 +190,7 @@ def summarise(episode: Episode, gamma: float, reward_scale: float) -> Summary:
 def _ordered(rows: Iterable[Summary], field: str | None, reverse: bool, limit: int) -> Iterable[Summary]:
     """The first `limit` rows (0: all), sorted; rows without the field's number come last."""
     if field is None:
-        return rows if not limit else (row for row, _ in zip(rows, range(limit), strict=False))
+        return islice(rows, limit or None)
     present, absent = [], []
 
     def with_number() -> Iterator[Summary]:

@@ -4,6 +4,7 @@ as a control character, and nothing in it is markup."""
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ def make_console(error: bool = False) -> Console:
     stream = sys.stderr if error else sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for a block
-    width = None if stream.isatty() else PLAIN_WIDTH
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
