@@ -1,0 +1,8 @@
+"""`python -m env_adapters.webshop play`: play it in the terminal."""
+
+import sys
+
+from env_adapters.play import main
+
+if __name__ == "__main__":
+    sys.exit(main("webshop"))
