@@ -90,11 +90,11 @@ def check_outputs(manifest: Manifest, folder: Path, prefix: str = "", hashes: bo
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise RunError(f"{path}: {size} bytes, its manifest says {entry['bytes']}; {remedy}")
-        if hashes and not _is_unchanged(path, entry["sha256"]):
+        if hashes and not is_unchanged(path, entry["sha256"]):
             raise RunError(f"{path}: its content is not what its manifest says; {remedy}")
 
 
-def _is_unchanged(path: Path, digest: str | None) -> bool:
+def is_unchanged(path: Path, digest: str | None) -> bool:
     """Whether a file has its hash. Engine state has none, but torch saves zip archives, which hold checksums."""
     if digest is not None:
         return sha256(path) == digest
