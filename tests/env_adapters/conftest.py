@@ -1,4 +1,4 @@
-"""Small sets of generated games on the real engine, made once a session."""
+"""Small sets of generated games on the real engine, and invented shops, made once a session."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ def make(cache_dir):
 @pytest.fixture(scope="session")
 def tiny(make):
     return make()
+
+
+@pytest.fixture(scope="session")
+def shop_adapter(tmp_path_factory):
+    """Build and prepare a WebShop adapter over an invented catalogue; equal options share one folder."""
+    folder = tmp_path_factory.mktemp("webshop")
+
+    def build(**options):
+        adapter = make_adapter("webshop", {"cache_dir": str(folder), **options})
+        adapter.prepare()
+        return adapter
+
+    return build
