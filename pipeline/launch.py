@@ -32,6 +32,7 @@ from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
+from runtime.sources import TINY, check_model, local_model
 
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = Path("pipeline") / "driver.py"
@@ -67,11 +68,10 @@ def start(request: Request) -> int:
     """Make or take up the run directory and start the ranks; returns the exit code.
 
     Raises:
-        ConfigError, RunError: see there.
+        ConfigError, RunError, ModelFilesError: see there.
     """
     paths, config = RunPaths(request.run_dir), request.config
-    check_machine(config, request.launcher)
-    refuse_foreign(paths)
+    to_fetch = check_request(request)
     with RunLock(paths.lock, patience_s=DYING_S):  # refuses at once what rank 0 would refuse after the imports
         take_up(paths, config)
         manifests = read_manifests(paths)
@@ -82,6 +82,8 @@ def start(request: Request) -> int:
         check_outputs(manifests[EXPORT, 0], paths.export)
         print(final_summary(paths, Facts.of(config), manifests))
         return 0
+    if to_fetch:  # before there are ranks that would have to wait for it
+        local_model(config.model.name)
     with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
         command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))
         stopped_by, code = run_group(command, launch_environment(config), paths)
@@ -108,11 +110,10 @@ def prepare(request: Request) -> str:
     """Make or take up the run directory and start nothing; returns how to do its stages by hand.
 
     Raises:
-        ConfigError, RunError: see there.
+        ConfigError, RunError, ModelFilesError: see there.
     """
     paths, config = RunPaths(request.run_dir), request.config
-    check_machine(config, request.launcher)
-    refuse_foreign(paths)
+    check_request(request)
     with RunLock(paths.lock, patience_s=DYING_S):
         take_up(paths, config)
         steps = refuse_stale(plan(Facts.of(config), read_manifests(paths)), paths)
@@ -124,6 +125,21 @@ def prepare(request: Request) -> str:
             *stage_commands(config, paths.root, free_port()),
         ]
     )
+
+
+def check_request(request: Request) -> bool:
+    """Refuse at the door what cannot run. Returns whether the base model is still to be read, and is not made here.
+
+    Raises:
+        ConfigError, RunError, ModelFilesError: see there.
+    """
+    paths, config = RunPaths(request.run_dir), request.config
+    refuse_foreign(paths)
+    model_is_read = paths.manifest("reserve_vocab", 0).exists()
+    if not model_is_read:
+        check_model(config.model.name)
+    check_machine(config, request.launcher)
+    return not model_is_read and config.model.name != TINY
 
 
 def take_up(paths: RunPaths, config: Config) -> None:

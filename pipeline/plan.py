@@ -14,6 +14,7 @@ from pipeline.run_directory import EXPORT
 Name = tuple[str, int]  # (stage, iteration)
 Manifests = Mapping[Name, Manifest]
 FULL, SAMPLE = "full", "sample"  # sweeps of an evaluation
+OTHER_SETTINGS = "made with other settings than config.yaml holds, or by another version"
 
 
 @dataclass(frozen=True)
@@ -127,15 +128,15 @@ def _judge(step: Name, facts: Facts, manifests: Manifests, newest: int) -> Step:
     if manifest is None:
         return _judge_missing(step, facts, manifests, newest)
     if manifest.config != facts.config:
-        return Step(stage, iteration, "stale", "made with other settings than config.yaml holds, or by another version")
+        return Step(stage, iteration, "stale", OTHER_SETTINGS)
     for name, maker in input_makers(step, facts).items():
         made = manifests.get(maker)
         if stage == EXPORT and (made is None or manifest.inputs.get(name) != made.digest):
             return _judge_missing(step, facts, manifests, newest)
         if made is None:
-            if iteration <= newest or stage == "evaluate":
-                # Old rollouts may be deleted by hand: nothing reads them. An evaluation is judged once its policy
-                # has been made again: the same as before, or another.
+            if iteration <= newest or name == "policy":
+                # Old rollouts may be deleted by hand: nothing reads them. What a policy did is judged once that has
+                # been made again: from stored rollouts the same to the bit, or another.
                 continue
             return Step(stage, iteration, "stale", f"the {name} it was made from ({_shown(maker)}) is gone")
         if manifest.inputs.get(name) != made.digest:

@@ -28,7 +28,7 @@ from pipeline.manifests import (
     write_manifest,
 )
 from pipeline.memory import disk_gib
-from pipeline.plan import Facts, Name, Step, input_digests, input_makers, plan
+from pipeline.plan import OTHER_SETTINGS, Facts, Name, Step, input_digests, input_makers, plan
 from pipeline.printout import environment_line
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk, redo
 from pipeline.signals import StopRequest, end_with_parents
@@ -119,6 +119,8 @@ def stale_message(step: Step, paths: RunPaths) -> str:
     folder = paths.stage(step.stage, step.iteration)
     if step.stage == EXPORT:
         remedy = "set run.iterations to the newest policy's number, then start again"
+    elif step.why == OTHER_SETTINGS:
+        remedy = f"put {paths.config} back as it was, use the version that made it, or choose another --run-dir"
     elif step.stage in ("reserve_vocab", "warm_start"):
         remedy = redo(step.stage, folder)
     else:

@@ -43,26 +43,29 @@ def deal_trajectories(trajectories: Sequence[Trajectory], num_ranks: int) -> lis
     return hands
 
 
-def check_ids(trajectories: Sequence[Trajectory], value_ids: Sequence[int], vocabulary_size: int) -> None:
+def check_ids(trajectories: Sequence[Trajectory], value_ids: Sequence[int], vocabulary_size: int, folder: Path) -> None:
     """The step-0 check that value tokens are never sampled: no response holds one, nor does any prompt.
+
+    Args:
+        folder: where the trajectories lie, for the error message.
 
     Raises:
         RecordError: a value token, or an id beyond the vocabulary.
     """
     for trajectory in trajectories:
         for index, turn in enumerate(trajectory.turns):
-            where = f"trajectory {trajectory.key} turn {index}"
+            where = f"{folder}: trajectory {trajectory.key} turn {index}"
             for name, ids in (("prompt_ids", turn.prompt_ids), ("response_ids", turn.response_ids)):
                 reserved = set(value_ids).intersection(ids)
                 if reserved:
                     raise RecordError(
                         f"{where}: {name} hold the value token {min(reserved)}, which must never be sampled or shown; "
-                        "the rollouts do not belong to this model: collect them again"
+                        "delete the folder to play anew"
                     )
                 if max(ids) >= vocabulary_size:
                     raise RecordError(
                         f"{where}: {name} hold id {max(ids)}, the model has {vocabulary_size}; "
-                        "collect the rollouts again"
+                        "delete the folder to play anew"
                     )
 
 

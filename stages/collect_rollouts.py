@@ -35,6 +35,7 @@ def run(context: Context) -> StageResult:
         iteration=iteration,
         temperature=config.rollout.temperature,
         what=f"rollouts {iteration}",
+        alone=True,
     )
     result = play_sweep(context, players, sweep)
     if not context.distributed.is_main:

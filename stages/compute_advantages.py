@@ -51,7 +51,7 @@ def run(context: Context, recompute: bool = False) -> StageResult:
     if not trajectories:
         raise RecordError(
             f"{context.paths.rollouts(context.iteration)}: no trajectory to train on ({len(everything)} ended in an "
-            "error); see their `error` field, then collect the rollouts again"
+            "error); mend what their `error` field says, then delete the folder to play anew"
         )
     seconds, measured = {}, {}
     if not recompute:
@@ -95,6 +95,7 @@ def _score(
     from runtime.model import policy_fingerprint, resident_replica  # heavy, and not needed to recompute
 
     config, distributed = context.config, context.distributed
+    rollouts = context.paths.rollouts(context.iteration)
     if distributed.is_main:  # files of an earlier attempt, perhaps with more ranks
         for path in folder.glob(SCORES_PATTERN):
             path.unlink()
@@ -114,7 +115,8 @@ def _score(
             device=device,
         )
         check_readout(policy.value_tokens, config.value, directory)
-        check_ids(trajectories, policy.value_ids.tolist(), policy.causal_lm.get_output_embeddings().weight.shape[0])
+        rows = policy.causal_lm.get_output_embeddings().weight.shape[0]
+        check_ids(trajectories, policy.value_ids.tolist(), rows, rollouts)
         bar = context.progress(sum(len(one.turns) for one in own), what, "turn")
         scores = score_trajectories(policy, own, budget, device, bar.update)
         bar.close()
@@ -125,8 +127,8 @@ def _score(
     for trajectory in trajectories:  # all of them on every rank, so that all ranks fail together
         if trajectory.policy != fingerprint:
             raise RecordError(
-                f"trajectory {trajectory.key} was sampled by policy {trajectory.policy}, {directory} holds "
-                f"{fingerprint}; collect the rollouts again"
+                f"{rollouts}: trajectory {trajectory.key} was sampled by policy {trajectory.policy}, {directory} holds "
+                f"{fingerprint}; delete the folder to play anew"
             )
     scores, old_seconds = scored_by(directory, fingerprint, "old log-probs, V, Q")
     start = time.perf_counter()

@@ -44,6 +44,7 @@ class Sweep:
     iteration: int
     temperature: float
     what: str  # for the progress bar
+    alone: bool = False  # its shards hold nothing else: later stages read whatever is in them
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,14 @@ def _make_generator(context: Context, players: Players, temperature: float, num_
 
 
 def _check_origin(shards: Shards, fingerprint: str, sweep: Sweep) -> None:
-    """Refuse to add to trajectories of other weights or another temperature."""
+    """Refuse to add to trajectories of other weights, another temperature or, where that matters, other tasks."""
+    known = {f"{task.task_id}#0" for task in sweep.tasks}
     for one in shards.trajectories:
+        if sweep.alone and one.key not in known:
+            raise RecordError(
+                f"{sweep.folder}: trajectory {one.key} is of no task of {sweep.what}; delete its line, or the folder "
+                "to play anew"
+            )
         if one.policy != fingerprint or one.temperature != sweep.temperature:
             raise RecordError(
                 f"{sweep.folder}: trajectory {one.key} was sampled by policy {one.policy} at temperature "

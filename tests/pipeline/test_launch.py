@@ -12,9 +12,10 @@ import pytest
 from pipeline import launch
 from pipeline.command_line import parser, resolve
 from pipeline.config import ConfigError
-from pipeline.config_loading import load_config
+from pipeline.config_loading import load_config, save_config
 from pipeline.manifests import Manifest, write_manifest
 from pipeline.run_directory import RunError, RunLock, RunPaths
+from runtime.weight_files import ModelFilesError
 from tests.processes import ENVIRONMENT, ROOT, wait_until_gone
 
 
@@ -171,6 +172,40 @@ def test_an_exit_code_0_without_the_manifests_is_a_failure(tmp_path, monkeypatch
     message = capfd.readouterr().err
     assert "a process of the run was lost before reserve_vocab 0 was complete" in message
     assert f"bash run.sh --run-dir {tmp_path / 'run'}" in message
+
+
+def test_what_cannot_become_a_model_is_said_before_anything_else(tmp_path, monkeypatch, capsys):
+    """Before the number of ranks, the environment's data and the ranks themselves."""
+    monkeypatch.setattr(launch, "run_group", None)  # calling it would be a TypeError
+    run_dir = tmp_path / "run"
+    for flag in ([], ["--prepare-only"]):
+        with pytest.raises(SystemExit) as ended:
+            launch.main(["--model", "no-such", "--ranks", "4096", "--run-dir", str(run_dir), *flag])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: model 'no-such': no folder ") and said.count("\n") == 1
+    assert not run_dir.exists()
+
+
+def test_a_run_goes_on_without_its_base_model(tmp_path):
+    paths = RunPaths(tmp_path / "run")
+    asked = request("--model", str(tmp_path / "base"), "--preset", "tiny", "--run-dir", str(paths.root))
+    with pytest.raises(ModelFilesError, match=f"no folder {tmp_path / 'base'}"):
+        launch.check_request(asked)
+    save_config(asked.config, paths.config)
+    paths.model.mkdir()
+    write_manifest(Manifest("reserve_vocab", 0, "c", {}, {}), paths.manifest("reserve_vocab", 0))
+    assert not launch.check_request(asked)
+
+
+def test_other_settings_in_config_yaml_say_so(tmp_path):
+    paths = RunPaths(tmp_path / "run")
+    asked = request("--run-dir", str(paths.root))
+    save_config(asked.config, paths.config)
+    paths.model.mkdir()
+    write_manifest(Manifest("reserve_vocab", 0, "another", {}, {}), paths.manifest("reserve_vocab", 0))
+    with pytest.raises(RunError, match=f"reserve_vocab is stale: made with other settings .*; put {paths.config} back"):
+        launch.start(asked)
 
 
 def test_no_deepspeed_is_one_line(tmp_path, monkeypatch):

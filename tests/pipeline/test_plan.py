@@ -102,6 +102,17 @@ def test_an_evaluation_waits_for_its_policy_to_be_made_again():
     assert actions(FACTS, manifests | {("optimize", 3): changed(lost)})["evaluate", 3] == "stale"
 
 
+def test_rollouts_wait_for_their_policy_to_be_made_again():
+    manifests = done(12)  # up to compute_advantages 3
+    lost = manifests.pop(("optimize", 2))
+    assert [step.name for step in plan(FACTS, manifests) if step.action == "run"] == [
+        ("optimize", 2), ("optimize", 3), ("evaluate", 3), ("export", 0)
+    ]  # fmt: skip
+    assert actions(FACTS, manifests | {("optimize", 2): lost})["collect_rollouts", 3] == "skip"
+    another = actions(FACTS, manifests | {("optimize", 2): changed(lost)})
+    assert another["collect_rollouts", 3] == another["compute_advantages", 3] == "stale"
+
+
 def test_old_iterations_may_be_deleted_by_hand():
     manifests = done(9)  # up to optimize 2
     for step in (("collect_rollouts", 1), ("compute_advantages", 1), ("collect_rollouts", 2), ("optimize", 1)):

@@ -116,6 +116,9 @@ def test_the_end_says_before_and_after(tmp_path):
         ("evaluate", 10): manifest("evaluate", 10, {"evaluate/seen/success": 0.75}),
     }
     text = final_summary(RunPaths(tmp_path), FACTS, manifests)
+    assert "tensorboard" not in text  # none was written
+    (tmp_path / "tensorboard").mkdir()
+    assert f"tensorboard --logdir {tmp_path}/tensorboard" in final_summary(RunPaths(tmp_path), FACTS, manifests)
     assert "seen/success" in text and "0.250 -> 0.750  (+0.500)" in text and "turns" not in text
     for named in (f"{tmp_path}/export", f"{tmp_path}/evaluations/0010/results.json", f"--run-dir {tmp_path}"):
         assert named in text

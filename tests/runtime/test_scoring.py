@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,10 +96,10 @@ def test_dealing_goes_by_tokens():
 )
 def test_ids_that_cannot_be_are_refused(ids, match):
     good = trajectory("a", 2)
-    check_ids([good], (POSITIVE, NEGATIVE), VOCABULARY)
+    check_ids([good], (POSITIVE, NEGATIVE), VOCABULARY, Path("rollouts"))
     bad = replace(good, turns=(good.turns[0], replace(good.turns[1], **ids)))
-    with pytest.raises(RecordError, match=f"a#0 turn 1: .*{match}"):
-        check_ids([bad], (POSITIVE, NEGATIVE), VOCABULARY)
+    with pytest.raises(RecordError, match=f"^rollouts: trajectory a#0 turn 1: .*{match}.*; delete the folder"):
+        check_ids([bad], (POSITIVE, NEGATIVE), VOCABULARY, Path("rollouts"))
 
 
 def test_the_probability_of_the_value_tokens_is_measured():

@@ -2,13 +2,14 @@ import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runtime import sources
 from runtime.reservation import reserve_value_tokens
-from runtime.sources import SMOLLM2, resolve_model, smollm2_folder
+from runtime.sources import SMOLLM2, check_model, resolve_model, smollm2_folder
 from runtime.weight_files import ModelFilesError
 
 ADAPTER = SimpleNamespace(vocabulary=lambda: ("go to shelf 1",))
@@ -54,9 +55,28 @@ def test_an_unknown_name_is_one_line_without_a_word_to_the_network(tmp_path, nam
     monkeypatch.chdir(tmp_path)
     if name == "":
         name, message = "\t", r"model '\\t'"
-    with pytest.raises(ModelFilesError, match=message) as caught:
-        resolve(name, tmp_path)
-    assert "\n" not in str(caught.value)
+    for ask in (lambda: resolve(name, tmp_path), lambda: check_model(name)):
+        with pytest.raises(ModelFilesError, match=message) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
+def test_the_door_reads_headers_of_a_folder_and_small_files_of_a_hub_model(tmp_path, monkeypatch):
+    check_model("tiny")
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelFilesError, match="only pickled weights"):
+        check_model(str(tmp_path))
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda hub_id, allow_patterns: asked.append((hub_id, allow_patterns)) or tmp_path,
+    )
+    check_model("Qwen2.5-7B")
+    assert sources.local_model("Qwen2.5-7B") == tmp_path
+    (first, small), (second, everything) = asked
+    assert first == second == "Qwen/Qwen2.5-7B-Instruct"
+    assert set(everything) - set(small) == {"model*.safetensors"} and set(small) < set(everything)
 
 
 def test_a_hub_model_that_is_not_at_hand_is_one_line(tmp_path, monkeypatch):

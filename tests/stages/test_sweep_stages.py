@@ -183,6 +183,18 @@ def test_shards_of_another_policy_or_temperature_are_refused(tmp_path, policies,
     assert shard_path(context.paths.rollouts(1), 0).read_bytes() == before
 
 
+def test_a_trajectory_of_another_task_is_refused(tmp_path, policies, resident):
+    context = make_context(tmp_path, policies, resident)
+    collect_rollouts.run(context)
+    path = shard_path(context.paths.rollouts(1), 0)
+    stranger = json.loads(path.read_text().splitlines()[0]) | {"task_id": "train/elsewhere"}
+    path.write_text(path.read_text() + json.dumps(stranger) + "\n")
+    with pytest.raises(RecordError, match="trajectory train/elsewhere#0 is of no task of rollouts 1; delete its line"):
+        collect_rollouts.run(context)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert collect_rollouts.run(context).counts["played_now"] == 0
+
+
 def test_errors_are_counted_apart_and_played_again_on_resume(tmp_path, policies, resident):
     class FailsOnce(CorridorAdapter):
         def tasks(self, split):
