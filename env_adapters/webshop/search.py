@@ -68,7 +68,7 @@ class SearchIndex:
             (numbers, total): product numbers int64 [min(k, total)] and how many products have any term of the query.
             Nothing where the query has no known term (empty, stop words alone).
         """
-        scores = self._scores(query)
+        scores = self.scores(query)
         found = np.flatnonzero(scores)
         if not len(found):
             return np.empty(0, dtype=np.int64), 0
@@ -78,7 +78,7 @@ class SearchIndex:
         best = np.argpartition(keys, len(keys) - k)[-k:] if len(keys) > k else np.arange(len(keys))
         return found[best[np.argsort(-keys[best])]], len(found)
 
-    def _scores(self, query: str) -> np.ndarray:
+    def scores(self, query: str) -> np.ndarray:
         """float64 [N]; 0 exactly where a product has no term of the query."""
         scores = np.zeros(len(self._ranks))
         for term, count in list(Counter(analyze(query)).items())[:MAX_TERMS]:
