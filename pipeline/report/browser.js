@@ -40,8 +40,8 @@ function choice(label, options) {
 function browser() {
   const { shown: kept, tasks } = data.episodes;
   const note = kept === total ? `All ${number(total)} episodes of the run are in this page.`
-    : `A sample: ${number(kept)} of the run's ${number(total)} episodes are in this page, those of ${number(tasks)} tasks picked by a hash of their `
-    + "names. Everything above counts all of them; `python -m pipeline.inspect` shows the others.";
+    : `A sample: ${number(kept)} of the run's ${number(total)} episodes are in this page, those of ${number(tasks)} tasks picked by a `
+    + "hash of their names. Everything above counts all of them; `python -m pipeline.inspect` shows the others.";
   const place = section("episodes", "Episodes", `${note} V and Q are known for rollouts alone.`);
   if (!episodes.length) return;
   const types = [...new Set(episodes.map((one) => one.type))].sort();
@@ -174,7 +174,7 @@ function turn(one, t) {
       make("div", { class: "text response mono" }, shown(response)),
       make("div", { class: "meta" }, one.valid[t] ? make("span", {}, "action ", make("b", {}, shown(action))) : make("span", { class: "bad" }, "invalid"),
         one.rewards[t] ? fact("reward", number(one.rewards[t])) : null, ...known,
-        fact("surprise", `${number(one.surprise[t])} nats × ${one.tokens[t]}`)),
+        fact("tokens", `${one.tokens[t]} of ${number(one.surprise[t])} nats`)),
       actions && actions.length ? make("details", {}, make("summary", {}, `${actions.length} admissible actions`),
         make("pre", {}, actions.map((i) => plain(texts[i])).join("\n"))) : null));
 }

@@ -18,13 +18,18 @@ function plain(text) {
     : `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-function number(x, share = false) {
+function number(x) {
   if (x === null || x === undefined) return "–";
-  if (share) return `${number(100 * x)} %`;
   const size = Math.abs(x);
   const text = size === 0 ? "0" : size >= 1e5 || size < 1e-4 ? x.toExponential(1)
     : size >= 1000 ? Math.round(x).toLocaleString("en").replaceAll(",", "\u202f") : String(Number(x.toPrecision(3)));
   return text.replace("-", "−");
+}
+
+function percent(x) {
+  if (x === null || x === undefined) return "–";
+  const of100 = 100 * x;
+  return `${(Math.abs(of100) >= 1 || of100 === 0 ? of100.toFixed(1) : of100.toPrecision(1)).replace("-", "−")} %`;
 }
 
 function ticks(low, high, count) {
@@ -49,18 +54,18 @@ function extent(values, { floor = null, share = false } = {}) {
 
 // A frame with axes: {root, x(value), y(value), layer}. The layer is clipped to the frame.
 let frames = 0;
-function frame({ width, height, xs, ys, share = false, xTicks = 5, yTicks = 4, xLabel = "", label = "", whole = true, left = 44 }) {
+function frame({ width, height, xs, ys, share = false, xTicks = 5, yTicks = 4, xLabel = "", label = "", whole = true, bare = false, left = 44 }) {
   const right = 6, top = 6, bottom = xLabel ? 32 : 20;
   const x = (v) => left + (v - xs[0]) / (xs[1] - xs[0] || 1) * (width - left - right);
   const y = (v) => height - bottom - (v - ys[0]) / (ys[1] - ys[0] || 1) * (height - top - bottom);
   const root = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
   const clip = `clip${frames++}`;
   root.append(draw("clipPath", { id: clip }, draw("rect", { x: left, y: 0, width: width - left + right, height: height - bottom + 4 })));
-  for (const v of ticks(ys[0], ys[1], yTicks)) {
+  for (const v of bare ? [] : ticks(ys[0], ys[1], yTicks)) {
     root.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
-      draw("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, number(v, share)));
+      draw("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, share ? `${number(100 * v)} %` : number(v)));
   }
-  const across = ticks(xs[0], xs[1], xTicks).filter((v) => !whole || Number.isInteger(v));
+  const across = bare ? [] : ticks(xs[0], xs[1], xTicks).filter((v) => !whole || Number.isInteger(v));
   for (const v of across) root.append(draw("text", { x: x(v), y: height - bottom + 15, "text-anchor": "middle" }, number(v)));
   root.append(draw("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
   if (xLabel) root.append(draw("text", { x: (left + width - right) / 2, y: height - 2, "text-anchor": "middle" }, xLabel));
@@ -88,13 +93,16 @@ function area(series, f) {
 function lines(f, series) {
   series.forEach((one, index) => {
     const group = f.layer.appendChild(draw("g", { class: `k${one.color ?? index}` }));
-    if (one.low) group.append(draw("path", { class: "band", d: area(one, f) }));
+    const few = one.x.length <= 12, beside = few && series.length > 1 ? 4 * (index - (series.length - 1) / 2) : 0;
+    if (one.low) group.append(draw("path", { class: series.length > 1 ? "band faint" : "band", d: area(one, f) }));
+    if (one.low && few) one.x.forEach((x, i) => group.append(draw("line", { class: "whisker",
+      x1: f.x(x) + beside, x2: f.x(x) + beside, y1: f.y(one.low[i]), y2: f.y(one.high[i]) })));
     if (one.dots) one.dots.forEach((v, i) => {
       if (v !== null) group.append(draw("circle", { class: "dot", cx: f.x(one.x[i]).toFixed(1), cy: f.y(v).toFixed(1), r: 1.3 }));
     });
     group.append(draw("path", { class: one.dashed ? "line dashed" : "line", d: path(one.x, one.y, f) }));
     if (one.x.length <= 40) one.y.forEach((v, i) => {
-      if (v !== null) group.append(draw("circle", { class: "point", cx: f.x(one.x[i]), cy: f.y(v), r: 2.4 }));
+      if (v !== null) group.append(draw("circle", { class: "point", cx: f.x(one.x[i]) + beside, cy: f.y(v), r: 2.6 }));
     });
   });
 }
@@ -137,19 +145,19 @@ function fitted(place, paint) {
 function curves(panel) {
   const xs = [...new Set(panel.series.flatMap((one) => one.x))].sort((a, b) => a - b);
   const values = panel.series.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? []), ...(one.dots ?? [])]);
-  const readout = make("div", { class: "readout" });
+  const readout = make("div", { class: "readout" }), form = panel.share ? percent : number;
   const read = (at) => {
     const spans = panel.series.map((one, index) => {
       const i = at === null ? one.x.length - 1 : one.x.indexOf(at);
       if (i < 0) return null;
       const interval = one.low && one.low[i] !== null
-        ? ` [${number(one.low[i], panel.share)}, ${number(one.high[i], panel.share)}]` : "";
+        ? ` [${form(one.low[i])}, ${form(one.high[i])}]` : "";
       const n = one.n ? `, n ${number(one.n[i])}` : "";
-      const single = at !== null && one.dots ? ` (alone ${number(one.dots[i], panel.share)})` : "";
-      return make("span", { class: `k${index}` }, `${one.name} ${number(one.y[i], panel.share)}${interval}${single}${n}`);
+      const single = at !== null && one.dots ? ` (alone ${form(one.dots[i])})` : "";
+      return make("span", { class: `k${index}` }, `${one.name} ${form(one.y[i])}${interval}${single}${n}`);
     });
-    const where = at === null ? "" : `iteration ${at}: `;
-    readout.replaceChildren(make("span", { class: "muted" }, where), ...spans.filter(Boolean));
+    const where = at === null ? null : make("span", { class: "muted" }, `iteration ${at}:`);
+    readout.replaceChildren(...[where, ...spans].filter(Boolean));
   };
   read(null);
   const place = fitted(make("div", { class: "chart" }), (width) => {

@@ -101,11 +101,11 @@ def learning_panels(run: Run, width: int) -> list[Panel]:
 def cost_panels(run: Run, width: int) -> list[Panel]:
     """Seconds, memory and speed."""
     stages = {"collect": "collect_rollouts", "advantages": "compute_advantages", "optimize": "optimize"}
-    seconds, memory = {label: {} for label in (*stages, "evaluate")}, {"CPU": {}, "GPU": {}}
+    seconds, memory = {label: {} for label in stages}, {"CPU": {}, "GPU": {}}
     for (stage, iteration), manifest in run.manifests.items():
-        if iteration == 0 and stage != "evaluate":
+        if iteration == 0:
             continue
-        for label, name in (*stages.items(), ("evaluate", "evaluate")):
+        for label, name in stages.items():
             if stage == name and "total" in manifest.seconds:
                 seconds[label][iteration] = manifest.seconds["total"]
         for label, kind in (("CPU", "cpu"), ("GPU", "cuda")):
@@ -115,9 +115,8 @@ def cost_panels(run: Run, width: int) -> list[Panel]:
         del memory["GPU"]
     speeds = {"rollouts": "rollout/tokens_per_s", "optimize": "optimize/tokens_per_s"}
     return [
-        Panel("cost", "Time", "seconds a stage",
-              [smooth(label, sorted(points.items()), width if label != "evaluate" else 1)
-               for label, points in seconds.items()], floor=0.0),
+        Panel("cost", "Time", "seconds an iteration",
+              [smooth(label, sorted(points.items()), width) for label, points in seconds.items()], floor=0.0),
         Panel("cost", "Peak memory", "GiB, highest process so far",
               [smooth(label, sorted(points.items()), 1) for label, points in memory.items()], floor=0.0),
         Panel("cost", "Speed", "tokens a second, prompts included",

@@ -26,7 +26,7 @@ function table(head, rows) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((value, i) => cell("td", value, i)))))));
 }
 
-const interval = ([p, low, high]) => `${number(p, true)}  [${number(low, true)}, ${number(high, true)}]`;
+const interval = ([p, low, high]) => `${percent(p)}  [${percent(low)}, ${percent(high)}]`;
 
 function head() {
   const { run } = data;
@@ -49,11 +49,12 @@ function curveSections() {
     const place = section(id, title, id === "outcome" ? `${note} ${smoothing}` : note);
     place.append(make("div", { class: "panels" }, ...own.map(curves)));
     if (id === "outcome" && data.types.length) place.append(
-      make("p", { class: "note" }, "By task type: hollow is the first evaluation, filled the last; bars are 95 % intervals."),
+      make("h3", {}, "By task type"),
+      make("p", { class: "note" }, "Hollow: the first evaluation, filled: the last; bars: 95 % intervals."),
       make("div", { class: "panels wide" }, ...data.types.map(typesPanel)));
     if (id === "critic" && data.calibration.parts.length) calibration(place);
     if (id === "cost" && data.times.length) place.append(table(["stage", "times", "seconds", "share"],
-      data.times.map((row) => [row.stage, number(row.times), number(row.seconds), number(row.share, true)])));
+      data.times.map((row) => [row.stage, number(row.times), number(row.seconds), percent(row.share)])));
   }
 }
 
@@ -61,14 +62,14 @@ function curveSections() {
 function typesPanel({ split, first, last, rows }) {
   const readout = make("div", { class: "readout muted" }, `policy ${first}` + (last === null ? "" : ` → policy ${last}`));
   const place = fitted(make("div"), (width) => {
-    const left = Math.min(210, width * 0.5), row = 22, height = rows.length * row + 34;
-    const f = frame({ width, height, xs: [0, 1], ys: [0, 1], yTicks: 0.1, xTicks: 0.1, left, label: `Success by task type, ${split}` });
+    const left = Math.min(204, width * 0.5), row = 22, height = rows.length * row + 34;
+    const f = frame({ width, height, xs: [0, 1], ys: [0, 1], bare: true, left, label: `Success by task type, ${split}` });
     for (const v of [0, 0.25, 0.5, 0.75, 1]) f.root.append(
       draw("line", { class: "grid", x1: f.x(v), x2: f.x(v), y1: 4, y2: height - f.bottom }),
-      draw("text", { x: f.x(v), y: height - f.bottom + 15, "text-anchor": "middle" }, number(v, true)));
+      draw("text", { x: f.x(v), y: height - f.bottom + 15, "text-anchor": "middle" }, `${100 * v} %`));
     rows.forEach((one, i) => {
       const y = 8 + row * (i + 0.5);
-      f.root.append(draw("text", { class: "label", x: left - 8, y: y + 4, "text-anchor": "end" }, plain(cut(one.type, Math.floor(left / 6.6)))));
+      f.root.append(draw("text", { class: "label", x: left - 8, y: y + 4, "text-anchor": "end" }, plain(cut(one.type, Math.floor(left / 6.2)))));
       [[one.first, -3, "hollow"], [one.last, 3, "point"]].forEach(([value, shift, kind]) => {
         if (!value) return;
         f.root.append(draw("g", { class: "k0" },
@@ -79,7 +80,7 @@ function typesPanel({ split, first, last, rows }) {
     });
     return f.root;
   });
-  return make("figure", { class: "panel" }, make("h3", {}, `${plain(split)} `, make("span", { class: "unit" }, "success by task type, share of episodes")), readout, place);
+  return make("figure", { class: "panel" }, make("h3", {}, `${plain(split)} `, make("span", { class: "unit" }, "success, share of episodes")), readout, place);
 }
 
 function calibration(place) {

@@ -23,11 +23,11 @@ from pipeline.report.calibration import calibrate
 from pipeline.report.curves import Panel, window
 from pipeline.report.gathering import Gathered
 from pipeline.report.sampling import Packed, short
+from pipeline.run_directory import EXPORT, STAGES
 
 HERE = Path(__file__).parent
 SCRIPTS = ("charts.js", "page.js", "browser.js")
 ERRORS_SHOWN = 20
-ITERATION_STAGES = ("collect_rollouts", "compute_advantages", "optimize")
 
 
 def page_data(run: Run, gathered: Gathered, panels: Sequence[Panel]) -> dict[str, Any]:
@@ -130,13 +130,14 @@ def by_type(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> 
 
 def stage_times(run: Run) -> list[dict[str, Any]]:
     """Seconds that the manifests say of each stage, in the order of the plan."""
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {stage: [] for stage in (*STAGES, EXPORT)}
     for (stage, _), manifest in run.manifests.items():
-        seconds.setdefault(stage, []).append(manifest.seconds.get("total", 0.0))
+        seconds[stage].append(manifest.seconds.get("total", 0.0))
     whole = sum(map(sum, seconds.values())) or 1.0
     return [
         {"stage": stage, "times": len(own), "seconds": sum(own), "share": sum(own) / whole}
         for stage, own in seconds.items()
+        if own
     ]
 
 

@@ -10,7 +10,6 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +26,8 @@ REFERENCE_BYTES = 6  # of a text's number in the page, comma included
 class Packed:
     """An episode as the page needs it.
 
-    `texts` are goal, then observation, response, action of each turn, then the names of `lists`; the page holds each
-    distinct text once and refers to it by number. `facts` are JSON values.
+    `texts` are goal, then observation, response, action of each turn; the page holds each distinct text and list once
+    and refers to it by number. `facts` are JSON values.
     """
 
     task_id: str
@@ -36,11 +35,6 @@ class Packed:
     facts: dict[str, Any]
     texts: tuple[str, ...]
     lists: tuple[tuple[str, ...] | None, ...]  # admissible actions of each turn
-
-    @property
-    def strings(self) -> Iterator[str]:
-        yield from self.texts
-        yield from {action for actions in self.lists for action in actions or ()}
 
 
 def pack(episode: Episode, source: str) -> Packed:
@@ -158,15 +152,25 @@ class Sample:
 
     def _count(self, one: Packed, change: int) -> None:
         """Add to `size` what the episode takes in the page, or take it away again."""
-        self.size += change * (len(json.dumps(list(one.facts.values()), separators=(",", ":"))) + REFERENCE_BYTES * len(one.texts))
-        self.size += change * REFERENCE_BYTES * sum(len(actions or ()) for actions in one.lists)
-        for text in one.strings:
-            before = self._uses[text]
-            self._uses[text] = before + change
-            if before == 0 or before + change == 0:
-                self.size += change * (len(json.dumps(text)) + 1)
-            if before + change == 0:
-                del self._uses[text]
+        facts = json.dumps(list(one.facts.values()), separators=(",", ":"))
+        self.size += change * (len(facts) + REFERENCE_BYTES * (len(one.texts) + len(one.lists)))
+        for text in one.texts:
+            self._use(text, change)
+        for actions in one.lists:
+            if actions is not None and self._use(actions, change):
+                for action in actions:
+                    self._use(action, change)
+
+    def _use(self, part: str | tuple[str, ...], change: int) -> bool:
+        """Count a user of a text or list more or less; whether it has come to the page or left it by that."""
+        before = self._uses[part]
+        self._uses[part] = before + change
+        if self._uses[part] == 0:
+            del self._uses[part]
+        moved = before == 0 or before + change == 0
+        if moved:
+            self.size += change * (len(json.dumps(part)) + 1 if isinstance(part, str) else REFERENCE_BYTES * len(part))
+        return moved
 
     @property
     def episodes(self) -> list[Packed]:

@@ -1,0 +1,102 @@
+"""The same numbers as figures for papers: PNG, 300 dots an inch, the width of a text column or of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is asked for
+
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
+
+from pipeline.report.curves import Panel  # noqa: E402
+
+COLORS = ("#1f5fa8", "#c0500c", "#2a7d4f", "#7a4fa3")
+WIDTH, ROW = 6.75, 1.75  # inches: both columns of a page; one row of panels
+COLUMNS = 3
+FEW = 12  # points that are drawn with their intervals as bars
+ROUND = [1, 2, 2.5, 5, 10]  # steps of the ticks
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "legend.fontsize": 7, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.linewidth": 0.6, "lines.linewidth": 1.2, "savefig.dpi": 300,
+}  # fmt: skip
+
+
+def write_figures(folder: Path, data: Mapping[str, Any], panels: Sequence[Panel]) -> list[Path]:
+    """One PNG for each section of the page, and one for the calibration; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for section in dict.fromkeys(panel.section for panel in panels):
+            own = [panel for panel in panels if panel.section == section]
+            written.append(save(curves_figure(own), folder / f"{section}.png"))
+        if data["calibration"]["parts"]:
+            written.append(save(calibration_figure(data["calibration"]), folder / "calibration.png"))
+    return written
+
+
+def save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, metadata={"Software": None})  # the same bytes from the same run
+    return path
+
+
+def curves_figure(panels: Sequence[Panel]) -> Figure:
+    """Small multiples, COLUMNS a row."""
+    rows = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(WIDTH, ROW * rows), layout="constrained")
+    for place, panel in enumerate(panels, start=1):
+        draw_panel(figure.add_subplot(rows, COLUMNS, place), panel)
+    return figure
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    for one, color in zip(panel.series, COLORS * len(panel.series), strict=False):
+        few = len(one.x) <= FEW
+        if one.low is not None and one.high is not None and few:
+            axes.vlines(one.x, *map(numbers, (one.low, one.high)), color=color, linewidth=0.8, alpha=0.7)
+        elif one.low is not None and one.high is not None:
+            axes.fill_between(one.x, *map(numbers, (one.low, one.high)), color=color, alpha=0.18, linewidth=0)
+        if one.dots is not None:
+            axes.plot(one.x, numbers(one.dots), ".", color=color, markersize=1.2, alpha=0.4, rasterized=True)
+        axes.plot(one.x, numbers(one.y), color=color, label=one.name, marker="o" if few else None, ms=2.5)
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
+    if panel.share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    low, _ = axes.get_ylim()
+    if panel.floor is not None and (panel.floor == 0 or low < panel.floor):
+        axes.set_ylim(bottom=panel.floor)
+    if len(panel.series) > 1:
+        axes.legend()
+
+
+def calibration_figure(calibration: Mapping[str, Any]) -> Figure:
+    """V above Q, one column for each part of the run."""
+    parts = calibration["parts"]
+    figure = Figure(figsize=(WIDTH, 2 * ROW), layout="constrained")
+    grid = figure.subplots(2, len(parts), sharex=True, sharey=True, squeeze=False)
+    for row, name in enumerate(("V", "Q")):
+        for axes, part in zip(grid[row], parts, strict=True):
+            bins = part[name]
+            x, y = [one["predicted"] for one in bins], [one["returned"] for one in bins]
+            ends = [[one["returned"] - one["low"] for one in bins], [one["high"] - one["returned"] for one in bins]]
+            axes.errorbar(x, y, yerr=ends, fmt="o", markersize=2.5, linewidth=0.8, color=COLORS[row])
+            axes.axline((0, 0), slope=1, color="0.6", linewidth=0.8, linestyle="--")
+            axes.set_title(f"iterations {part['first']}-{part['last']}")
+            axes.set_xlabel(f"{name}, reward units")
+        grid[row][0].set_ylabel("discounted return")
+    return figure
+
+
+def numbers(values: Sequence[float | None]) -> list[float]:
+    """Matplotlib breaks a line at a NaN."""
+    return [float("nan") if value is None else value for value in values]
