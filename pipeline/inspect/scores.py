@@ -77,6 +77,11 @@ class TokenTexts:
         except Exception:  # not installed, no such file, or one it cannot read: it raises plain Exceptions
             pass
 
+    @property
+    def known(self) -> bool:
+        """Whether ids can be told as text."""
+        return self._tokenizer is not None
+
     def each(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds. A character of several tokens shows as one mark a token."""
         if self._tokenizer is None:
