@@ -1,4 +1,4 @@
-"""`python -m pipeline.export_dataset runs/X --format sft`: episodes as chats, one JSON object a line, for other trainers.
+"""`python -m pipeline.export_dataset runs/X --format sft`: episodes as chats, one JSON object a line, for others.
 
     sft         {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}
     preference  {"prompt": [user], "chosen": [assistant, user, ...], "rejected": [assistant, user, ...]}
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.command_line import Flags
-from pipeline.inspect.__main__ import FAULTS, USER_FAULT
 from pipeline.inspect.choosing import add_place_arguments, chosen_episodes
+from pipeline.inspect.faults import FAULTS, USER_FAULT
 from pipeline.inspect.reading import Run, open_run
 from pipeline.inspect.terminal import printable
 from runtime.files import atomic_path

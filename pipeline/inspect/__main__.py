@@ -7,18 +7,14 @@ import importlib
 import signal
 import sys
 
-from env_adapters.base import EnvironmentFault
 from pipeline.command_line import Flags
 from pipeline.config import ConfigError
 from pipeline.config_loading import did_you_mean
+from pipeline.inspect.faults import FAULTS, USER_FAULT
 from pipeline.inspect.reading import Run, open_run
 from pipeline.inspect.terminal import make_console, printable
-from pipeline.run_directory import RunError
-from runtime.records import RecordError
-from runtime.weight_files import ModelFilesError
 
 PROGRAM = "python -m pipeline.inspect"
-USER_FAULT, FOUND_SOMETHING = 2, 1  # exit codes; 0: all is well
 COMMANDS = {  # name -> module of this package with add_arguments(parser) and run(run, arguments, console) -> exit code
     "overview": "overview",
     "trajectories": "table",
@@ -38,7 +34,6 @@ examples:
   python -m pipeline.inspect runs/X trajectories --iteration 12 --failed --task-type heat --sort value_drop
   python -m pipeline.inspect runs/X show 12:heat-000031 --diff 40
 """
-FAULTS = (RunError, ConfigError, RecordError, EnvironmentFault, ModelFilesError, OSError)
 
 
 def main(argv: list[str] | None = None) -> int:
