@@ -1,8 +1,8 @@
 """A scripted shopper for the warm start: it knows what the page and the instruction say, and nothing else.
 
-It searches for the instruction's words, opens the best match on the first page, clicks the options that it was asked
-for, and buys. What it does depends on the open page alone, so it can take over from any learner's mistake. It does
-not read descriptions or turn pages, so it can buy the wrong thing.
+It searches for the instruction's words, opens the best match on the page, clicks the options that it was asked for, and
+buys. What it does depends on the open page alone, so it can take over from any learner's mistake. It does not read
+descriptions or turn pages, so it can buy the wrong thing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from env_adapters.webshop.pages import BACK, BUY, PREVIOUS, Page, visible
 from env_adapters.webshop.products import Product
 
 
+MOST_WORDS = 30  # of a search
+
+
 def expert_action(page: Page) -> str | None:
-    """The action to play now; None once the purchase is made, or where there is nothing to search for."""
+    """The action to play now; None once the purchase is made, or where a search for its words finds nothing."""
     wanted = wanted_words(page.instruction)
-    if page.kind == "done" or not wanted:
+    query = " ".join(wanted[:MOST_WORDS])
+    if page.kind == "done":
         return None
-    if page.kind == "index":
-        return f"search[{' '.join(wanted)}]"
+    if page.kind == "index" or (page.kind == "results" and page.query != query):
+        return f"search[{query}]" if query else None
     if page.kind == "results":
         best = best_match(page.results, wanted, price_limit(page.instruction))
         return f"click[{best.asin.lower()}]" if best else _after_empty_page(page)
