@@ -5,6 +5,9 @@ const { texts, lists, total } = data.episodes;
 const episodes = data.episodes.rows.map((row) => {
   const one = Object.fromEntries(data.episodes.fields.map((name, i) => [name, row[i]]));
   one.length = one.valid.length;
+  const falls = (one.values ?? []).slice(1).map((v, t) => one.values[t] - v);  // of V, from one turn to the next
+  one.drop = falls.length ? Math.max(...falls) : null;
+  one.dropTurn = falls.indexOf(one.drop);
   one.paid = one.rewards.reduce((sum, r) => sum + r, 0);
   one.id = one.source === "rollouts" ? `${one.iteration}:${one.task}#${one.sample}`
     : `evaluation-${one.iteration}-${one.split}-t${one.temperature}:${one.task}#${one.sample}`;
@@ -109,7 +112,7 @@ function browser() {
 
 function item(one) {
   const [sign, tone, word] = outcome(one);
-  const facts = [where(one), `${one.length} turns`, one.drop === undefined || one.drop === null ? null : `V fell ${number(one.drop)}`, plain(one.type)];
+  const facts = [where(one), `${one.length} turns`, one.drop > 0 ? `V falls ${number(one.drop)} after turn ${one.dropTurn}` : null, plain(one.type)];
   return make("a", { class: "item", href: link(one), role: "listitem" },
     make("span", { class: tone, title: word }, sign), make("span", { class: "goal" }, one.texts.length ? cut(plain(texts[one.texts[0]]), 200) : ""),
     make("span", { class: "muted" }, number(one.paid)), make("span", { class: "facts" }, facts.filter(Boolean).join(" · ")));
@@ -174,7 +177,7 @@ function turn(one, t) {
       make("div", { class: "text response mono" }, shown(response)),
       make("div", { class: "meta" }, one.valid[t] ? make("span", {}, "action ", make("b", {}, shown(action))) : make("span", { class: "bad" }, "invalid"),
         one.rewards[t] ? fact("reward", number(one.rewards[t])) : null, ...known,
-        fact("tokens", `${one.tokens[t]} of ${number(one.surprise[t])} nats`)),
+        fact("tokens", `${one.tokens[t]} of ${number(one.nats[t])} nats`)),
       actions && actions.length ? make("details", {}, make("summary", {}, `${actions.length} admissible actions`),
         make("pre", {}, actions.map((i) => plain(texts[i])).join("\n"))) : null));
 }

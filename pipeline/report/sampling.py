@@ -56,11 +56,10 @@ def pack(episode: Episode, source: str) -> Packed:
         "policy": short(one.policy),
         "valid": [int(turn.valid) for turn in turns],
         "rewards": [compact(turn.reward) for turn in turns],
-        "surprise": [compact(surprise(turn)) for turn in turns],
+        "nats": [compact(nats_a_token(turn)) for turn in turns],
         "tokens": [len(turn.response_ids) for turn in turns],
     }
     if targets is not None:
-        facts["drop"] = compact(value_drop(targets.values))
         for name in ("values", "q_values", "advantages", "returns"):
             facts[name] = [compact(x) for x in getattr(targets, name)]
     texts = [one.goal]
@@ -74,18 +73,9 @@ def pack(episode: Episode, source: str) -> Packed:
     return Packed(one.task_id, _hash(name), facts, tuple(map(short, texts)), lists)
 
 
-def surprise(turn: Turn) -> float:
+def nats_a_token(turn: Turn) -> float:
     """Mean of -log p over the sampled tokens, nats: an estimate of the entropy from what was sampled."""
     return -sum(turn.sampling_logprobs) / max(1, len(turn.sampling_logprobs))
-
-
-def value_drop(values: tuple[float, ...]) -> float:
-    """The largest fall of V from one turn to a later one, >= 0. Example: 2, 5, 4, 1, 3 -> 4."""
-    highest, drop = float("-inf"), 0.0
-    for value in values:
-        highest = max(highest, value)
-        drop = max(drop, highest - value)
-    return drop
 
 
 def short(text: str) -> str:
