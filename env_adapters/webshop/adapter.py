@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,10 +14,12 @@ from env_adapters.responses import format_response, parse_response
 from env_adapters.webshop import catalogue, pages, prompts, words
 from env_adapters.webshop.expert import expert_action
 from env_adapters.webshop.goals import GoalList, ensure_goals
+from env_adapters.webshop.products import Product
 from env_adapters.webshop.search import SearchIndex, ensure_index
 from env_adapters.webshop.shop import Session, Shop, parse_action
 from env_adapters.webshop.store import ProductStore, ensure_store
 from env_adapters.webshop.tagger import make_tagger
+from env_adapters.webshop.upstream_files import UpstreamFiles, check_files, find_files, read_products
 
 MOST = 10_000_000  # of anything that is counted
 MOST_PAGE = 50  # products a page: a search gives no more
@@ -29,11 +31,13 @@ class WebshopOptions:
     """Options of the environment; on the command line `--set env.products=5000`."""
 
     data_dir: str = ""  # holds the original files; "": an invented catalogue
+    product_set: Literal["auto", "small", "full"] = "auto"  # original files: 1,000 products, 1,181,436, or what is there
+    accept_other_files: bool = False  # take files of the original format that are not the published ones
     cache_dir: str = ""  # catalogue, index and goals; "" means ~/.cache/sapo/webshop
     catalogue: Literal["full", "tiny"] = "full"  # of invented products: realistic, or of few words
     products: int = 1000  # invented ones
     instructions: int = 6  # human-style ones a product, of invented products
-    seed: int = 0  # of invented products, price limits, and prices within a range
+    seed: int = 0  # of invented products, and of price limits and prices within a range
     goals: Literal["human", "synthetic"] = "human"  # one an instruction, or one a combination of options
     warm_start_goals: int = 1000  # for demonstrations, cut from train; at most a third of it
     prompt: Literal["published", "compact"] = "published"  # compact: few words, for a tiny model
@@ -73,9 +77,14 @@ class WebshopAdapter:
         self._shop: Shop | None = None
 
     # -- data ----------------------------------------------------------------------------------------------------
+    def _files(self) -> UpstreamFiles:
+        return find_files(Path(self.options.data_dir).expanduser().absolute(), self.options.product_set)
+
     def _product_facts(self) -> dict[str, Any]:
         """What the catalogue depends on."""
         options = self.options
+        if self.source == "original":
+            return {**self._files().facts, "verified": not options.accept_other_files}
         return {
             "generator": catalogue.GENERATOR_VERSION,
             "catalogue": options.catalogue,
@@ -84,28 +93,36 @@ class WebshopAdapter:
             "seed": options.seed,
         }
 
+    def _products(self, progress: Any) -> Iterator[Product]:
+        options = self.options
+        if self.source == "original":
+            files = self._files()
+            check_files(files, options.accept_other_files, progress)
+            yield from read_products(files, progress)
+            return
+        made = catalogue.generate(options.catalogue, options.products, options.instructions, options.seed)
+        for number, product in enumerate(made):
+            if progress is not None and number % 1000 == 0:
+                progress(number, options.products, "products")
+            yield product
+
     def folder(self) -> Path:
-        """Where the catalogue of these options lies, with its index; the goals of each kind lie in it too."""
-        facts = self._product_facts()
-        name = self.options.catalogue if self.source == "invented" else "original"
-        return self._cache_dir / f"{name}-{_short_hash(facts)}"
+        """Where the catalogue of these options lies, with its index and its goals."""
+        if self.source == "original":
+            return self._cache_dir / f"original-{_short_hash(str(self._files().items))}"
+        return self._cache_dir / f"{self.options.catalogue}-{_short_hash(self._product_facts())}"
 
     def _goals_folder(self) -> Path:
         options = self.options
         return self.folder() / f"goals-{options.goals}-{_short_hash([options.seed, options.warm_start_goals])}"
 
     def prepare(self, progress: Any = None) -> None:
-        """Make catalogue, index and goals, and check that no instruction is in two splits."""
+        """Make catalogue, index and goals, and check that no instruction is in two splits.
+
+        A second for a thousand products; the original's full set takes long (docs/webshop.md).
+        """
         options, folder = self.options, self.folder()
-
-        def products():
-            made = catalogue.generate(options.catalogue, options.products, options.instructions, options.seed)
-            for number, product in enumerate(made):
-                if progress is not None and number % 1000 == 0:
-                    progress(number, options.products, "products")
-                yield product
-
-        store = ensure_store(folder / "products", self._product_facts(), products)
+        store = ensure_store(folder / "products", self._product_facts(), lambda: self._products(progress))
         ensure_index(folder / "index", store, progress)
         ensure_goals(self._goals_folder(), store, options.goals, options.seed, options.warm_start_goals).check()
         self._load()

@@ -11,7 +11,6 @@ from env_adapters.webshop.instructions import price_limit, wanted_words
 from env_adapters.webshop.pages import BACK, BUY, PREVIOUS, Page, visible
 from env_adapters.webshop.products import Product
 
-
 MOST_WORDS = 30  # of a search
 
 
