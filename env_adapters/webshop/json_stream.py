@@ -1,7 +1,7 @@
 """Reads the elements of a JSON file too large for memory, one after the other.
 
-The standard library's decoder runs over a window of the file. (ijson would do but for NaN, which its fast backend
-refuses and which Python writes for missing values; it also takes several times longer.)
+The standard library's decoder runs over a window of the file. (ijson is as fast and refuses NaN, which Python's json
+writes for missing values and the original loader takes.)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from env_adapters.base import EnvironmentFault
 WINDOW = 1 << 22  # characters read at a time
 LARGEST = 1 << 26  # of one element; where none is complete after so many, the file is broken rather than cut
 BLANK = " \t\r\n"
+BEHIND = set(BLANK + ",:]}")  # what may follow a value
 
 
 def elements(
@@ -79,8 +80,8 @@ class _Window:
                     value, end = self._decode(self._text, self._place)
                 except (ValueError, RecursionError):
                     value, end = None, None
-                # What ends with the window may go on behind it (a number).
-                if end is not None and (end < len(self._text) or self._ended):
+                # A number that the window cuts is a number too: what follows must be seen.
+                if end is not None and (self._ended or self._text[end : end + 1] in BEHIND):
                     self._place = end
                     return value
             if self._ended:
