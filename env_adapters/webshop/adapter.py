@@ -31,7 +31,7 @@ class WebshopOptions:
     """Options of the environment; on the command line `--set env.products=5000`."""
 
     data_dir: str = ""  # holds the original files; "": an invented catalogue
-    product_set: Literal["auto", "small", "full"] = "auto"  # original files: 1,000 products, 1,181,436, or what is there
+    product_set: Literal["auto", "small", "full"] = "auto"  # original files: 1,000 products, 1,181,436, what is there
     accept_other_files: bool = False  # take files of the original format that are not the published ones
     cache_dir: str = ""  # catalogue, index and goals; "" means ~/.cache/sapo/webshop
     catalogue: Literal["full", "tiny"] = "full"  # of invented products: realistic, or of few words
