@@ -97,7 +97,7 @@ class WarmStartConfig:
     batch_size: int = 256  # turns an optimizer step
     learning_rate: float = 1e-3  # the highest; a cosine then falls to a tenth of it
     warmup_steps: int = 20  # optimizer steps of linear learning-rate warm-up
-    # share of turns at which the demonstrator plays a random admissible action: a teacher that can be surpassed
+    # share of turns at which the demonstrator is made to err; the error is not imitated, the way back from it is
     error_rate: float = 0.0
     word_permutation: bool = False  # tiny model only: every demonstration with its content words renamed at random
 

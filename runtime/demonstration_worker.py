@@ -22,25 +22,36 @@ def play_expert(
     """One episode played by the environment's expert, as a demonstration record.
 
     Args:
-        error_rate: share of turns at which a random admissible action is played instead of the expert's; nothing
-            happens where the environment lists no actions. What is drawn derives from `seed` and the task's id.
+        error_rate: share of turns at which a random one of the actions that the episode has listed so far is played
+            instead of the expert's (many are not admissible any more); none where the environment lists no actions.
+            Such a turn is not to be imitated: what follows it shows the way back. What is drawn derives from `seed`
+            and the task's id.
 
     Returns:
-        {"task_id", "goal", "success", "turns": [{"observation", "admissible_actions", "action"}, ...]}. An episode
-        that the expert gives up, or does not end within `max_turns`, has success False.
+        {"task_id", "goal", "success", "turns": [{"observation", "admissible_actions", "action", "imitated"}, ...]}. An
+        episode that the expert gives up, or does not end within `max_turns`, has success False.
     """
     rng = random.Random(f"demonstration errors {seed} {task.task_id}")
     observation = environment.reset(task)
     goal, turns, success = observation.goal, [], False
+    listed: dict[str, None] = {}  # a set in order of appearance
     for _ in range(max_turns):
         action = environment.expert_action()
         if action is None:
             break
         shown = observation.admissible_actions
-        if shown and rng.random() < error_rate:
-            action = rng.choice(shown)
-        actions = None if shown is None else list(shown)
-        turns.append({"observation": observation.text, "admissible_actions": actions, "action": action})
+        listed.update(dict.fromkeys(shown or ()))
+        erring = bool(listed) and rng.random() < error_rate
+        if erring:
+            action = rng.choice(list(listed))
+        turns.append(
+            {
+                "observation": observation.text,
+                "admissible_actions": None if shown is None else list(shown),
+                "action": action,
+                "imitated": not erring,
+            }
+        )
         result = environment.step(adapter.response(action))
         if result.terminated:
             success = bool(result.success)

@@ -35,13 +35,15 @@ class Demonstration:
     """An episode that the expert won.
 
     Example: Demonstration(task_id="warm_start/heat-000017", goal="put a hot mug in cabinet.",
-        observations=(Observation(...), Observation(...)), actions=("go to cabinet 1", "take mug 1"))
+        observations=(Observation(...), Observation(...)), actions=("go to cabinet 1", "take mug 1"),
+        imitated=(True, True))
     """
 
     task_id: str
     goal: str
     observations: tuple[Observation, ...]  # one a turn
     actions: tuple[str, ...]  # one a turn
+    imitated: tuple[bool, ...]  # one a turn; False: an error that the demonstrator was made to play
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
             )
             for turn in turns
         )
-        return Demonstration(data["task_id"], data["goal"], observations, tuple(turn["action"] for turn in turns))
+        actions, imitated = (tuple(turn[name] for turn in turns) for name in ("action", "imitated"))
+        return Demonstration(data["task_id"], data["goal"], observations, actions, imitated)
     except (KeyError, TypeError) as fault:
         raise RecordError(f"{where}: not a demonstration ({fault!r}); delete the file to play them again") from fault
 
@@ -174,7 +177,7 @@ def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
 def demonstration_rows(
     demonstrations: Sequence[Demonstration], renderer: PromptRenderer, eos_id: int, response_tokens: int
 ) -> DemonstrationRows:
-    """One row a turn: the prompt that a rollout would show, and the expert's response with its end-of-turn token.
+    """One row an imitated turn: the prompt that a rollout would show, and the response with its end-of-turn token.
 
     Args:
         renderer: the one that rollouts use.
@@ -184,7 +187,9 @@ def demonstration_rows(
     rows, num_too_long = [], 0
     for one in demonstrations:
         history: list[PastTurn] = []
-        for index, (observation, action) in enumerate(zip(one.observations, one.actions, strict=True)):
+        for index, (observation, action, imitated) in enumerate(
+            zip(one.observations, one.actions, one.imitated, strict=True)
+        ):
             response = renderer.tokenizer.encode(renderer.adapter.response(action), add_special_tokens=False)
             response_ids = (*response, eos_id)
             try:
@@ -192,6 +197,8 @@ def demonstration_rows(
             except PromptTooLong:
                 prompt_ids = None
             history.append(PastTurn(observation.text, action))
+            if not imitated:
+                continue
             if prompt_ids is None or len(response_ids) > response_tokens:
                 num_too_long += 1
                 continue

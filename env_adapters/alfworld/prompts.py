@@ -21,6 +21,9 @@ REQUEST = (
 )
 
 
+IDLE = ("close ", "examine ", "inventory", "look")  # never bring a task forward: not shown in the compact form
+
+
 def published(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
     """The published form. About 250-400 words in a full scene."""
     lines = [ROLE, f"Your task is to: {observation.goal}"]
@@ -54,7 +57,8 @@ def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: 
         parts += [f"saw {brief(past.observation)}", f"did {plain(past.action) or 'nothing'}"]
     parts.append(f"now {brief(observation.text)}")
     if observation.admissible_actions is not None:
-        parts.append("can " + " , ".join(plain(action) for action in observation.admissible_actions))
+        useful = [action for action in observation.admissible_actions if not action.startswith(IDLE)]
+        parts.append("can " + " , ".join(map(plain, useful)))
     parts.append(f"task {plain(observation.goal)}")
     return " ; ".join(parts)
 

@@ -43,10 +43,5 @@ def _published_frame() -> tuple[str, ...]:
 
 
 def interchangeable(scene: str) -> Sequence[Sequence[str]]:
-    """Objects, receptacles that open, receptacles that do not, each among themselves; appliances and lamps stay."""
-    rooms = scenes.SCENES[scene]
-    objects = {c for room in rooms for c in room.objects}
-    appliances = {appliance for appliance, _ in scenes.APPLIANCE.values()}
-    receptacles = {c for room in rooms for c in room.receptacles} - appliances
-    groups = (objects, receptacles & scenes.OPENABLE, receptacles - scenes.OPENABLE)
-    return tuple(tuple(sorted(c.lower() for c in group)) for group in groups)
+    """The objects. Not the receptacles: their alphabetical order tells which one the expert looks into next."""
+    return (tuple(sorted({c.lower() for room in scenes.SCENES[scene] for c in room.objects})),)

@@ -78,9 +78,9 @@ def test_held_out_splits_are_even_over_types_and_have_many_objects(scene):
 def test_tiny_scenes_are_tiny_and_hide_things():
     games = made("train", 120)
     for game in games:
-        assert 5 <= len(game.layout.classes) <= 6
+        assert 4 <= len(game.layout.classes) <= 5
         start = game.data["pddl_problem"].split("(:goal")[0]
-        assert 4 <= start.count("(inReceptacle") <= 6
+        assert 3 <= start.count("(inReceptacle") <= 4
     assert sum(any(a.startswith("open") for a in g.data["walkthrough"]) for g in games) > 40
 
 

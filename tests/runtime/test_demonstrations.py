@@ -48,7 +48,8 @@ def test_the_expert_plays_every_task_in_order():
     assert [len(record["turns"]) for record in records] == [2, 1, 4]
     assert [record["success"] for record in records] == [True, True, False]  # nine rooms need nine turns
     assert records[0]["turns"][1] == {
-        "observation": "room 2 of 3", "admissible_actions": ["left", "right", "wait"], "action": "right"
+        "observation": "room 2 of 3", "admissible_actions": ["left", "right", "wait"], "action": "right",
+        "imitated": True,
     }  # fmt: skip
 
 
@@ -61,8 +62,10 @@ def test_a_demonstrator_errs_at_the_rate_it_is_told():
     """The expert of the corridor always plays `right`; an error is one of three actions, so 2/3 of errors show."""
     tasks = [task(f"t{n}", 40, 0) for n in range(30)]
     records = play(tasks, max_turns=40, error_rate=0.6, seed=7)
-    actions = [turn["action"] for record in records for turn in record["turns"]]
-    wrong = sum(action != "right" for action in actions) / len(actions)
+    turns = [turn for record in records for turn in record["turns"]]
+    wrong = sum(turn["action"] != "right" for turn in turns) / len(turns)
+    assert all(turn["action"] == "right" for turn in turns if turn["imitated"])
+    assert abs(sum(not turn["imitated"] for turn in turns) / len(turns) - 0.6) < 0.06
     assert abs(wrong - 0.6 * 2 / 3) < 0.06  # 1200 draws: three deviations are 0.042
     assert play(tasks, max_turns=40, workers=1, error_rate=0.6, seed=7) == records
     assert play(tasks, max_turns=40, error_rate=0.6, seed=8) != records
@@ -100,7 +103,15 @@ def test_a_line_of_another_shape_is_named(tmp_path):
 def corridor_demonstration() -> Demonstration:
     texts = ("room 1 of 3", "room 2 of 3")
     observations = tuple(Observation("find the door", text, ("left", "right", "wait")) for text in texts)
-    return Demonstration("w/1", "find the door", observations, ("right", "right"))
+    return Demonstration("w/1", "find the door", observations, ("right", "right"), (True, True))
+
+
+def test_an_error_is_shown_in_the_history_and_not_imitated():
+    renderer = PromptRenderer(TOKENIZER, ADAPTER, 2, 96, chat_template=False)
+    whole = corridor_demonstration()
+    made = demonstration_rows([dataclasses.replace(whole, imitated=(False, True))], renderer, TOKENIZER.eos_token_id, 2)
+    assert made.rows == demonstration_rows([whole], renderer, TOKENIZER.eos_token_id, 2).rows[1:]
+    assert made.num_too_long == 0
 
 
 def test_rows_are_what_a_rollout_would_show_and_say():

@@ -42,7 +42,7 @@ def test_cosine_worked_by_hand():
 
 def test_demonstrations_of_which_no_turn_fits_are_refused(tmp_path):
     path = tmp_path / "demonstrations.jsonl"
-    turn = {"observation": "room 0 of 1", "admissible_actions": ["right"], "action": "right"}
+    turn = {"observation": "room 0 of 1", "admissible_actions": ["right"], "action": "right", "imitated": True}
     write_demonstrations(path, [{"task_id": "a", "goal": "find the door", "success": True, "turns": [turn]}])
     adapter = CorridorAdapter(CorridorAdapter.Options())
 
