@@ -47,7 +47,8 @@ class SpacyTagger:
             self._pipeline = spacy.load(model, disable=["parser", "ner", "lemmatizer"])
         except OSError as error:
             raise EnvironmentFault(f"tagger 'spacy': no model {model!r}; {remedy}") from error
-        self.name = f"spacy-{spacy.__version__}-{model}"
+        meta = self._pipeline.meta
+        self.name = f"spacy-{spacy.__version__}-{meta['lang']}_{meta['name']}-{meta['version']}"
         self.nouns: Callable[[str], tuple[str, ...]] = lru_cache(maxsize=KEPT_TITLES)(self._nouns)
 
     def _nouns(self, title: str) -> tuple[str, ...]:

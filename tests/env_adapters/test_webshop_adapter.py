@@ -303,6 +303,23 @@ def test_heuristic_nouns(title, nouns):
     assert HeuristicTagger().nouns(title) == nouns
 
 
+def test_spacy_tags_where_it_is_chosen(shop_adapter, tmp_path):
+    """A model made here, of rules alone: words of more than four letters are nouns."""
+    spacy = pytest.importorskip("spacy")
+    pipeline = spacy.blank("en")
+    ruler = pipeline.add_pipe("attribute_ruler")
+    ruler.add([[{"LENGTH": {">": 4}}]], {"POS": "NOUN"})
+    pipeline.to_disk(tmp_path / "model")
+    adapter = shop_adapter(**SMALL, tagger="spacy", spacy_model=str(tmp_path / "model"))
+    tagger = adapter._load().tagger
+    assert tagger.nouns("Soft Cotton Shirt, shirt for Men") == ("cotton", "shirt", "shirt")
+    assert adapter.description()["tagger"] == tagger.name == f"spacy-{spacy.__version__}-en_pipeline-0.0.0"
+    task = adapter.tasks("train")[0]
+    product = adapter._load().product(task.payload["product"])
+    _, result = buy(adapter, task, f"search[{product.title}]", f"click[{product.asin}]", "click[buy now]")
+    assert result.info["title_score"] == 1.0
+
+
 def test_a_spacy_model_that_is_missing_is_one_line():
     with pytest.raises(EnvironmentFault, match="tagger 'spacy': .*env.tagger=heuristic") as caught:
         make_tagger("spacy", "no_such_model")
