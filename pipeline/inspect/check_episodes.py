@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ import numpy as np
 
 from pipeline.config import Config
 from pipeline.inspect.findings import Finding, found, from_message
-from pipeline.inspect.reading import Run, complete_lines, read_json
+from pipeline.inspect.reading import Run, complete_lines, decode_strictly, read_json
 from pipeline.inspect.scores import TokenTexts
 from pipeline.manifests import NAME, Manifest
-from runtime.records import RecordError, Trajectory, Turn, from_json
+from runtime.records import RecordError, Trajectory, Turn
 from runtime.seeding import Name, trajectory_seed
 from runtime.shards import SHARD_PATTERN
 from runtime.vocabulary import read_value_tokens
@@ -148,8 +147,8 @@ def _read_shards(run: Run, folder: Path, prefix: str, rules: Rules, origin: Orig
         for number, line in complete_lines(path):
             size += len(line)
             try:
-                one = from_json(json.loads(line), str(path))
-            except (RecordError, ValueError, RecursionError) as fault:
+                one = decode_strictly(line, str(path))
+            except RecordError as fault:
                 shards.findings.append(found(run, path, from_message(run, path, fault).fact, number))
                 continue
             facts = [*check_trajectory(one, origin, rules.run_seed), *_check_turns(one, rules)]

@@ -28,3 +28,9 @@ def from_message(run: Run, path: Path, message: object) -> Finding:
     for prefix in (f"{path}: ", f"{path}:"):
         text = text.removeprefix(prefix)
     return found(run, path, text)
+
+
+def from_damage(run: Run, line: str) -> Finding:
+    """A finding out of a line of `Run.damage`, which begins with the path."""
+    place, _, fact = line.removeprefix(f"{run.paths.root}{os.sep}").partition(": ")
+    return Finding(place, fact)

@@ -173,7 +173,15 @@ def decode_trajectory(line: bytes, where: str) -> Trajectory:
     try:
         return _TRAJECTORY.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass  # the slow way knows lone surrogates, and says better what is wrong
+        return decode_strictly(line, where)  # which knows lone surrogates, and says better what is wrong
+
+
+def decode_strictly(line: bytes, where: str) -> Trajectory:
+    """A line of a shard as the pipeline itself reads it: slower, and every field is checked.
+
+    Raises:
+        RecordError: not a trajectory.
+    """
     try:
         return from_json(json.loads(line), where)
     except (ValueError, RecursionError) as fault:

@@ -16,7 +16,7 @@ from pipeline.config import ConfigError
 from pipeline.inspect.check_episodes import Rules, check_evaluation, check_rollouts
 from pipeline.inspect.check_files import check_logs, check_manifests, check_outputs, check_policies
 from pipeline.inspect.check_targets import check_targets
-from pipeline.inspect.findings import Finding, from_message
+from pipeline.inspect.findings import Finding, from_damage, from_message
 from pipeline.inspect.reading import Run
 from pipeline.inspect.terminal import printable
 from pipeline.run_directory import RunError
@@ -50,7 +50,7 @@ def run(opened: Run, arguments: argparse.Namespace, console: Console) -> int:
 def find_faults(run: Run) -> Iterator[Finding]:
     """Everything that is wrong with a run, each fault once or, where several checks see it, more often."""
     for line in run.damage:
-        yield from_message(run, run.paths.root, line)
+        yield from_damage(run, line)
     try:
         settings = run.settings()
     except (RunError, ConfigError) as fault:
