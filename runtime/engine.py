@@ -356,7 +356,8 @@ class TrainingEngine:
 
 def _load_policy(folder: Path, config: dict, zero_stage: int, dtype: str, attention: str, temperature: float) -> Any:
     """The policy module; under stage 3 born partitioned, so that no rank ever holds all of it."""
-    from runtime.model import load_policy, partitioned_construction
+    from runtime.model import load_policy
+    from runtime.pretrained import partitioned_construction
 
     with partitioned_construction(config) if zero_stage == 3 else nullcontext():
         return load_policy(folder, dtype=dtype, attention=attention, temperature=temperature)

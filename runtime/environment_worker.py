@@ -79,7 +79,7 @@ def _play(adapter: Any, environments: dict[int, Any], slot: int, command: str, a
 
 
 def describe(fault: BaseException) -> str:
-    """What an environment said: its message where that names its remedy, else the traceback. To be called in `except`."""
+    """What an environment said: its message where that names its remedy, else the traceback. For use in `except`."""
     from env_adapters.base import EnvironmentFault
 
     return str(fault) if isinstance(fault, EnvironmentFault) else traceback.format_exc()

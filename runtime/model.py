@@ -1,41 +1,23 @@
 """The policy: a causal language model whose one forward gives log-probs, entropies, V and Q (SAPO, arXiv 2608.19842).
 
-The door to transformers' models and tokenizers. Weights come from safetensors only.
+`runtime.pretrained` gives the model, this module the head and the readout around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from runtime.batches import PolicyOutput, TokenBatch, TrainBatch
-from runtime.files import in_one_line
+from runtime.batches import PolicyOutput, TokenBatch
 from runtime.logprobs import action_logprobs, value_margins
+from runtime.pretrained import load_causal_lm, load_config
 from runtime.vocabulary import ValueTokens, read_value_tokens
-from runtime.weight_files import ModelFilesError, WeightFile, policy_fingerprint, read_weights
-
-__all__ = [
-    "ChunkedHead",
-    "ModelFilesError",
-    "Policy",
-    "PolicyOutput",
-    "TokenBatch",
-    "TrainBatch",
-    "check_complete",
-    "load_policy",
-    "load_tokenizer",
-    "partitioned_construction",
-    "policy_fingerprint",
-    "resident_replica",
-]
+from runtime.weight_files import ModelFilesError, WeightFile, read_weights
 
 # config fields of models that change logits after the head, and the value that means "not used"
 _LOGIT_CHANGES = {
@@ -45,7 +27,6 @@ _LOGIT_CHANGES = {
     "logits_scaling": 1.0,
     "lm_head_multiplier": 1.0,
 }
-_TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 
 
 class ChunkedHead(nn.Linear):
@@ -198,56 +179,12 @@ def load_policy(
     directory = Path(directory)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     value_tokens = read_value_tokens(directory)
-    _refuse_changed_logits(_load_config(directory))
-    transformers_logging.disable_progress_bar()
+    _refuse_changed_logits(load_config(directory))
     files = read_weights(directory)
-    try:
-        causal_lm = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as fault:
-        raise ModelFilesError(f"{directory}: transformers cannot load the model ({in_one_line(fault)})") from fault
+    causal_lm = load_causal_lm(directory, dtype, attention)
     check_complete(causal_lm, files, directory)
     policy = Policy(causal_lm, value_tokens, temperature)
     return policy if device is None else policy.to(device)
-
-
-@contextmanager
-def partitioned_construction(deepspeed_config: dict[str, Any]) -> Iterator[None]:
-    """Within it transformers builds and loads models under deepspeed.zero.Init: no rank ever holds all weights."""
-    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config  # they import deepspeed
-
-    config = HfDeepSpeedConfig(deepspeed_config)  # noqa: F841 - transformers keeps a weak reference to it
-    try:
-        yield
-    finally:
-        unset_hf_deepspeed_config()
-
-
-def load_tokenizer(directory: str | Path) -> Any:
-    """The tokenizer of a model folder.
-
-    Raises:
-        ModelFilesError: there is none, or it has ids beyond the model's embedding matrix.
-    """
-    directory = Path(directory)
-    config = _load_config(directory)
-    if not any(path for pattern in _TOKENIZER_FILES for path in directory.glob(pattern)):
-        # transformers would make up a tokenizer with an empty vocabulary
-        raise ModelFilesError(f"{directory}: no tokenizer files ({', '.join(_TOKENIZER_FILES)}); copy the model again")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except Exception as fault:  # a damaged file ends in a bare Exception of the tokenizers library, or a KeyError
-        raise ModelFilesError(
-            f"{directory}: no tokenizer that transformers can load ({in_one_line(fault)}); copy the model again"
-        ) from fault
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= config.get_text_config().vocab_size:
-        raise ModelFilesError(
-            f"{directory}: the tokenizer has id {largest}, the model {config.get_text_config().vocab_size} rows; "
-            "use the tokenizer that belongs to the model"
-        )
-    return tokenizer
 
 
 def resident_replica(
@@ -275,15 +212,6 @@ def resident_replica(
     resident.replica_policy = fingerprint
     resident.replica.temperature = temperature
     return resident.replica
-
-
-def _load_config(directory: Path) -> Any:
-    try:
-        return AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    except Exception as fault:  # of transformers, of the hub's validators, of json: all mean the same
-        raise ModelFilesError(
-            f"{directory}: no config.json that transformers understands ({in_one_line(fault)}); copy the model again"
-        ) from fault
 
 
 def _refuse_changed_logits(config: Any) -> None:

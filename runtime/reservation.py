@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime.files import atomic_folder, atomic_write_text, in_one_line
-from runtime.model import Policy, check_complete, load_tokenizer, policy_fingerprint
+from runtime.files import atomic_folder, atomic_write_text
+from runtime.model import Policy, check_complete
+from runtime.pretrained import empty_causal_lm, load_config, load_tokenizer
 from runtime.vocabulary import (
     VALUE_TOKENS_FILE,
     RowChoice,
@@ -38,6 +38,7 @@ from runtime.weight_files import (
     TensorEntry,
     WeightFile,
     link_or_copy,
+    policy_fingerprint,
     read_json,
     read_pieces,
     read_weight_file,
@@ -139,15 +140,7 @@ def _matrices(source: Path, files: list[WeightFile]) -> Matrices:
 
 def _empty_model(source: Path) -> tuple[Any, str, str]:
     """(transformers' own model, built without storage; name of its input embedding; name of its head)."""
-    try:
-        config = AutoConfig.from_pretrained(str(source), local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as fault:  # of transformers, of the hub's validators, of the model's own code
-        raise ModelFilesError(
-            f"{source}: transformers builds no causal language model from it ({in_one_line(fault)}); copy the model "
-            "again, or take one that this version of transformers knows"
-        ) from fault
+    config, model = load_config(source), empty_causal_lm(source)
     if config.get_text_config() is not config or not isinstance(getattr(config, "vocab_size", None), int):
         raise ModelFilesError(
             f"{source}: a {config.model_type} model is not a plain text model; use a model such as Qwen2.5 or Llama"

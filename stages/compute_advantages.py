@@ -36,6 +36,7 @@ from runtime.scoring import (
 )
 from runtime.shards import read_trajectories, write_targets
 from runtime.targets import AdvantageStats, normalise_advantages, turn_targets
+from runtime.weight_files import policy_fingerprint
 from stages.context import Context, StageResult
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _score(
     Returns:
         The seconds of the parts, and what was measured with the policy at hand, over all ranks.
     """
-    from runtime.model import policy_fingerprint, resident_replica  # heavy, and not needed to recompute
+    from runtime.model import resident_replica  # heavy, and not needed to recompute
 
     config, distributed = context.config, context.distributed
     rollouts = context.paths.rollouts(context.iteration)

@@ -15,7 +15,7 @@ if __name__ == "__main__":
 import time
 
 from runtime.files import remove_tree, temporary_name
-from runtime.model import load_tokenizer
+from runtime.pretrained import load_tokenizer
 from runtime.prompts import PromptRenderer
 from runtime.reservation import reserve_value_tokens
 from runtime.seeding import seed_from_names

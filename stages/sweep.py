@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from env_adapters.base import Task
 from runtime.generation import Generator, stop_ids
-from runtime.model import load_tokenizer, policy_fingerprint, resident_replica
+from runtime.model import resident_replica
+from runtime.pretrained import load_tokenizer
 from runtime.prompts import PromptRenderer
 from runtime.records import RecordError, Trajectory
 from runtime.rollouts import EnvironmentPool, PlaySettings, PlayTimes, play
 from runtime.seeding import Name
 from runtime.shards import Shards, ShardWriter, read_shards, shard_path
+from runtime.weight_files import policy_fingerprint
 
 if TYPE_CHECKING:
     from stages.context import Context

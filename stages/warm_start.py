@@ -33,10 +33,12 @@ from runtime.demonstrations import (
 )
 from runtime.engine import TrainingEngine, learning_rate_at
 from runtime.microbatches import count_rows, plan_microbatches, token_batch
-from runtime.model import Policy, load_tokenizer, policy_fingerprint, resident_replica
+from runtime.model import Policy, resident_replica
+from runtime.pretrained import load_tokenizer
 from runtime.prompts import PromptRenderer
 from runtime.records import Row
 from runtime.seeding import permutation
+from runtime.weight_files import policy_fingerprint
 from stages.context import Context, StageResult
 from stages.engines import make_engine
 

@@ -99,7 +99,7 @@ class CorridorAdapter:
 
 
 class FaultyCorridor(Corridor):
-    """Does what the task's payload says: {"fault": "exit" | "hang" | "raise" | "refuse" | "wait", "at": turn, "marker": file}.
+    """Does what the task's payload says: {"fault": which, "at": turn, "marker": file}; which as in `_fault`.
 
     With a marker that is not None the fault happens once only. A "wait" waits until the marker is there.
     """

@@ -21,7 +21,7 @@ DOORS = {
     "deepspeed": {"runtime/engine.py"},
     "mpi4py": {"runtime/distributed.py"},
     "torch.distributed": {"runtime/distributed.py"},
-    "transformers": {"runtime/model.py", "runtime/tiny_model.py", "runtime/sources.py", "runtime/reservation.py"},
+    "transformers": {"runtime/pretrained.py"},
     "jsonargparse": {"pipeline/config_loading.py"},
     "textworld": {"env_adapters/alfworld"},
     "alfworld": {"env_adapters/alfworld"},

@@ -21,11 +21,12 @@ from pipeline.config import (
 )
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
-from runtime.model import load_policy, policy_fingerprint
+from runtime.model import load_policy
 from runtime.progress import Progress
 from runtime.records import Targets, Trajectory, Turn
 from runtime.scoring import score_trajectories, scores_path, write_scores
 from runtime.shards import ShardWriter, shard_path, write_targets
+from runtime.weight_files import policy_fingerprint
 from stages.context import Context, Resident
 from tests.tiny_policies import POSITIVE, causal_lm, save_policy
 

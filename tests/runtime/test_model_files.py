@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from runtime.microbatches import token_batch
-from runtime.model import ModelFilesError, Policy, load_policy, load_tokenizer, policy_fingerprint, resident_replica
+from runtime.model import Policy, load_policy, resident_replica
+from runtime.pretrained import load_tokenizer
 from runtime.records import Row
+from runtime.weight_files import ModelFilesError, policy_fingerprint
 from tests.tiny_policies import causal_lm, save_policy, value_tokens
 
 BATCH = token_batch(

@@ -323,8 +323,11 @@ DAMAGES = {
         set_config(num_hidden_layers=3),
         "tensor model.layers.2.* is missing; copy the model again",
     ),
-    "config that contradicts itself": (set_config(num_attention_heads=3), "transformers builds no causal .*heads"),
-    "config of an unknown kind": (set_config(model_type="nosuch"), "transformers builds no causal language model"),
+    "config that contradicts itself": (
+        set_config(num_attention_heads=3),
+        "no config.json that transformers understands .*heads",
+    ),
+    "config of an unknown kind": (set_config(model_type="nosuch"), "no config.json that transformers understands"),
     "no end of turn": (no_end_token, "the tokenizer has no eos_token, which ends a turn; name one in its config"),
     "quantised": (quantised, "config.json has a quantization_config; use a model that is not quantised"),
     "tokenizer too long": (too_long_tokenizer, "the tokenizer has id 358, the model 320 rows"),

@@ -9,12 +9,13 @@ import pytest
 from pipeline.config import AdvantageConfig, Config, EnvConfig, ModelConfig, OptimizeConfig, ValueConfig
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
-from runtime.model import load_policy, policy_fingerprint
+from runtime.model import load_policy
 from runtime.progress import Progress
 from runtime.records import RecordError, Trajectory
 from runtime.rows import turn_rows
 from runtime.scoring import read_scores, score_trajectories, scores_path, write_scores
 from runtime.shards import ShardWriter, read_targets, shard_path
+from runtime.weight_files import policy_fingerprint
 from stages.compute_advantages import compute_targets, no_signal, run
 from stages.context import Context, Resident
 from tests.tiny_policies import causal_lm, save_policy

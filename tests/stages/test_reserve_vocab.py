@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config import Config, ModelConfig, ValueConfig
 from runtime.distributed import Distributed
-from runtime.model import load_policy, load_tokenizer
+from runtime.model import load_policy
+from runtime.pretrained import load_tokenizer
 from runtime.prompts import TemplateError
 from runtime.vocabulary import read_value_tokens
 from runtime.weight_files import ModelFilesError

@@ -16,11 +16,11 @@ from pipeline.config import Config, EnvConfig, EvaluateConfig, ModelConfig, Roll
 from pipeline.run_directory import RunPaths
 from runtime.distributed import Distributed
 from runtime.intervals import wilson_interval
-from runtime.model import policy_fingerprint
 from runtime.progress import Progress
 from runtime.records import RecordError, Trajectory, Turn
 from runtime.rollouts import RolloutError
 from runtime.shards import read_shards, read_trajectories, shard_path
+from runtime.weight_files import policy_fingerprint
 from stages import collect_rollouts, evaluate
 from stages.collect_rollouts import rollout_metrics, tasks_of_iteration
 from stages.context import Context, Resident

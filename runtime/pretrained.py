@@ -1,0 +1,141 @@
+"""The door to transformers: models and tokenizers as folders on disk. Nothing else of this project imports it.
+
+Models are built and read here, never downloaded (`runtime.sources` does that), and weights come from safetensors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging as transformers_logging
+
+from runtime.files import in_one_line
+from runtime.weight_files import ModelFilesError
+
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+
+
+def load_config(directory: Path) -> Any:
+    """What config.json says, as transformers understands it.
+
+    Raises:
+        ModelFilesError: there is none, or it says nothing to transformers.
+    """
+    try:
+        return AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    except Exception as fault:  # of transformers, of the hub's validators, of json: all mean the same
+        raise ModelFilesError(
+            f"{directory}: no config.json that transformers understands ({in_one_line(fault)}); copy the model again, "
+            "or take one that this version of transformers knows"
+        ) from fault
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    """The tokenizer of a model folder.
+
+    Raises:
+        ModelFilesError: there is none, or it has ids beyond the model's embedding matrix.
+    """
+    directory = Path(directory)
+    config = load_config(directory)
+    if not any(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)):
+        # transformers would make up a tokenizer with an empty vocabulary
+        raise ModelFilesError(f"{directory}: no tokenizer files ({', '.join(TOKENIZER_FILES)}); copy the model again")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    except Exception as fault:  # a damaged file ends in a bare Exception of the tokenizers library, or a KeyError
+        raise ModelFilesError(
+            f"{directory}: no tokenizer that transformers can load ({in_one_line(fault)}); copy the model again"
+        ) from fault
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= config.get_text_config().vocab_size:
+        raise ModelFilesError(
+            f"{directory}: the tokenizer has id {largest}, the model {config.get_text_config().vocab_size} rows; "
+            "use the tokenizer that belongs to the model"
+        )
+    return tokenizer
+
+
+def load_causal_lm(directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:
+    """The model of a folder with its weights; within `partitioned_construction` born partitioned.
+
+    Raises:
+        ModelFilesError: transformers refuses it.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as fault:
+        raise ModelFilesError(f"{directory}: transformers cannot load the model ({in_one_line(fault)})") from fault
+
+
+def empty_causal_lm(directory: Path) -> nn.Module:
+    """The model of a folder without storage, to ask for its modules' names and shapes.
+
+    Raises:
+        ModelFilesError: transformers builds none from it.
+    """
+    config = load_config(directory)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as fault:  # of transformers, or of the model's own code
+        raise ModelFilesError(
+            f"{directory}: transformers builds no causal language model from it ({in_one_line(fault)}); copy the model "
+            "again, or take one that this version of transformers knows"
+        ) from fault
+
+
+@contextmanager
+def partitioned_construction(deepspeed_config: dict[str, Any]) -> Iterator[None]:
+    """Within it transformers builds and loads models under deepspeed.zero.Init: no rank ever holds all weights."""
+    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config  # they import deepspeed
+
+    config = HfDeepSpeedConfig(deepspeed_config)  # noqa: F841 - transformers keeps a weak reference to it
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+
+
+def fast_tokenizer(core: Any, **settings: Any) -> Any:
+    """A transformers tokenizer around a `tokenizers.Tokenizer`; `settings` name its special tokens and limits."""
+    return PreTrainedTokenizerFast(tokenizer_object=core, **settings)
+
+
+def save_random_llama(folder: Path, seed: int, **settings: Any) -> None:
+    """Write a Llama with random float32 weights; `settings` are those of its config. The same seed, the same bytes."""
+    config = LlamaConfig(**settings, dtype="float32")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float()
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+
+
+def save_gguf_as_llama(gguf: Path, folder: Path) -> None:
+    """Write the Llama of a GGUF file as a plain folder: float32 weights, tokenizer."""
+    transformers_logging.disable_progress_bar()
+    quantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    config = quantised.config
+    del config.quantization_config  # the weights are plain now; with it transformers would refuse to save them
+    plain = LlamaForCausalLM(config)
+    plain.load_state_dict(quantised.state_dict())
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
