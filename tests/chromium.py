@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 
 
 def find_chromium() -> str | None:
@@ -41,8 +41,8 @@ class Browser:
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
                    "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
                    f"--user-data-dir={scratch}", "--remote-debugging-pipe", "about:blank"]  # fmt: skip
-        # The protocol's pipes are file descriptors 3 and 4 of the browser.
-        shell = ["sh", "-c", f'exec "$@" 3<&{from_us} 4>&{from_browser}', "sh", *command]
+        # The protocol's pipes are file descriptors 3 and 4 of the browser; dash knows none above 9.
+        shell = ["bash", "-c", f'exec "$@" 3<&{from_us} 4>&{from_browser}', "bash", *command]
         self._process = subprocess.Popen(
             shell, pass_fds=(from_us, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -76,7 +76,7 @@ class Browser:
     def wait(self, expression: str) -> None:
         """Return once the expression is true."""
         end = time.monotonic() + PATIENCE_S
-        while not self.ask(expression):
+        while not self.ask(f"!!({expression})"):
             assert time.monotonic() < end, f"still not true: {expression}"
             time.sleep(0.05)
 

@@ -121,8 +121,8 @@ def make_run(root: Path, iterations: int = 6, tasks: int = 8, texts: Sequence[st
     paths.config.write_text(yaml.safe_dump(CONFIG))
     for iteration in range(1, iterations + 1):
         add_iteration(paths, iteration, [
-            episode(iteration, f"train/t-{n}", (0.0,) * len(texts) + (0.0, float(n % 2)), invalid=(0,) if n == 2 else (),
-                    texts=texts if n == 0 else ())
+            episode(iteration, f"train/t-{n}", (0.0,) * len(texts) + (0.0, float(n % 2)),
+                    invalid=(0,) if n == 2 else (), texts=texts if n == 0 else ())
             for n in range(tasks)
         ])  # fmt: skip
     for iteration in (0, iterations):

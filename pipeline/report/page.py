@@ -176,7 +176,7 @@ def episode_tables(episodes: Sequence[Packed]) -> dict[str, Any]:
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page as ASCII text."""
+    """The page's text."""
     style = (HERE / "page.css").read_text(encoding="utf-8")
     script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
