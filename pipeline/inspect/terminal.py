@@ -37,7 +37,7 @@ def printable(text: str, limit: int = 0, lines: bool = False) -> str:
         shown = "\n".join(_escaped(line) for line in shown.split("\n"))
     else:
         shown = _escaped(shown.replace("\n", " "))
-    return f"{shown}… ({len(text):,} characters)" if len(shown) < len(text) and limit and limit < len(text) else shown
+    return f"{shown}… ({len(text):,} characters)" if 0 < limit < len(text) else shown
 
 
 def _escaped(line: str) -> str:
