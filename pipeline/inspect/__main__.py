@@ -7,6 +7,8 @@ import importlib
 import signal
 import sys
 
+from rich.console import Console
+
 from pipeline.command_line import Flags
 from pipeline.config import ConfigError
 from pipeline.config_loading import did_you_mean
@@ -36,16 +38,16 @@ examples:
 """
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, console: Console | None = None) -> int:
     """Do one command; returns the exit code."""
     try:
-        return _main(sys.argv[1:] if argv is None else argv)
+        return _main(sys.argv[1:] if argv is None else argv, console or make_console())
     except FAULTS as fault:
         print(f"error: {printable(str(fault))}", file=sys.stderr)
         return USER_FAULT
 
 
-def _main(argv: list[str]) -> int:
+def _main(argv: list[str], console: Console) -> int:
     parser = Flags(prog=PROGRAM, description=__doc__, epilog=EPILOG,
                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
     parser.add_argument("run_dir", help="a run directory that `bash run.sh` made, or a copy of one")
@@ -60,7 +62,7 @@ def _main(argv: list[str]) -> int:
     module.add_arguments(own)
     rest = own.parse_args(arguments.rest)
     run = open_run(arguments.run_dir)
-    code = module.run(run, rest, make_console())
+    code = module.run(run, rest, console)
     if name != "verify":  # which prints it itself
         _warn(run, shown=name == "overview")
     return code

@@ -9,7 +9,8 @@ import sys
 import time
 
 from pipeline.inspect.__main__ import main
-from pipeline.run_directory import RunLock, append_error
+from pipeline.run_directory import RunLock
+from runtime.errors import append_error
 from tests.made_up_run import write_made_up_run
 from tests.processes import ENVIRONMENT, ROOT
 
@@ -26,7 +27,7 @@ def test_a_finished_run(whole_run, capsys):
     for said in ("policy 4 of 4; not running on this machine; nothing left to do", "iterations 1-4, the last ",
                  f"{success:.1f}", "compute_advantages", "entropy", "disk: ", "checkpoints "):  # fmt: skip
         assert said in out, out
-    assert "damage" not in out and "failures" not in out
+    assert "damage" not in out and "the last:" not in out
 
 
 def test_a_run_in_the_middle_of_its_rollouts(whole_run, tmp_path, capsys):
@@ -64,12 +65,13 @@ def test_a_run_that_has_just_begun(tmp_path, capsys):
 def test_failures_and_damage_are_shown(whole_run, tmp_path, capsys):
     run_dir = tmp_path / "run"
     shutil.copytree(whole_run, run_dir)
-    for number in range(5):
-        append_error(run_dir / "errors.jsonl", "evaluate", number, 1, "RunError", f"\x1b[2J it broke {number}")
+    fault = {"time": "2026-01-31", "stage": "evaluate", "rank": 1, "error": "RunError"}
+    errors = [{**fault, "iteration": number, "message": f"\x1b[2J it broke {number}"} for number in range(5)]
+    (run_dir / "errors.jsonl").write_text("".join(json.dumps(error) + "\n" for error in errors))
     (run_dir / "evaluations/0002/manifest.json").write_text("{")
     (run_dir / "evaluations/0004/results.json").write_text('{"sweeps": [3]}')
     out = overview(run_dir, capsys)
-    assert "failures that stopped the run: 5" in out and "evaluate 4, rank 1: RunError" in out
+    assert "errors: 5; the last:" in out and "evaluate 4, rank 1: RunError" in out
     assert "it broke 1" not in out and "it broke 2" in out and "\x1b" not in out
     assert "damage: 2" in out and "results.json: not results of an evaluation" in out
 

@@ -109,9 +109,8 @@ def test_hostile_text_does_not_act_on_the_terminal(tmp_path, capsys):
     assert len(shown(capsys, root, "show", "1:t", "--full")) > 4_000_000
 
 
-def test_tokens_are_coloured_on_a_terminal(whole_run, monkeypatch):
+def test_tokens_are_coloured_on_a_terminal(whole_run):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="truecolor", width=100)
-    monkeypatch.setattr("pipeline.inspect.__main__.make_console", lambda: console)
-    assert main([str(whole_run), "show", "4:corridor-0003", "--shade", "logprob"]) == 0
+    assert main([str(whole_run), "show", "4:corridor-0003", "--shade", "logprob"], console) == 0
     assert "\x1b[38;5;0;48;2;" in stream.getvalue() or "\x1b[30;48;2;" in stream.getvalue()
