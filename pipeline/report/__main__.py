@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.inspect.reading import open_run
 from pipeline.report.curves import panels
+from pipeline.report.evaluations import read_sweeps
 from pipeline.report.gathering import gather
 from pipeline.report.page import page_data, render
 from pipeline.report.sampling import Sample
@@ -26,8 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         run = open_run(arguments.run_dir)
         with Progress(True)(len(run.iterations()) + len(run.evaluations()), "episodes", "part") as bar:
             gathered = gather(run, Sample(int(arguments.sample_mb * MEGABYTE)), bar.update)
-        found = panels(run, gathered.sums)
-        data = page_data(run, gathered, found)
+        sweeps = read_sweeps(run)
+        found = panels(run, gathered.sums, sweeps)
+        data = page_data(run, gathered, sweeps, found)
         page = arguments.output or arguments.run_dir / "report.html"
         atomic_write_text(page, render(data))
         shown, total = data["episodes"]["shown"], gathered.num_episodes

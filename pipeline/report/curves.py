@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.inspect.reading import Run
+from pipeline.report.evaluations import Sweep
 from pipeline.report.gathering import Sums
 from runtime.intervals import ratio_interval, wilson_interval
 
@@ -48,10 +49,10 @@ class Panel:
     share: bool = False  # shown in per cent
 
 
-def panels(run: Run, sums: Mapping[int, Sums]) -> list[Panel]:
+def panels(run: Run, sums: Mapping[int, Sums], sweeps: Sequence[Sweep]) -> list[Panel]:
     """All panels that the run has numbers for, in the order of the page."""
     width = window(len(sums))
-    found = [*outcome_panels(run, sums, width), *learning_panels(run, width), *cost_panels(run, width)]
+    found = [*outcome_panels(sums, sweeps, width), *learning_panels(run, width), *cost_panels(run, width)]
     thinned = [replace(panel, series=[thin(one) for one in panel.series if one.x]) for panel in found]
     return [panel for panel in thinned if panel.series]
 
@@ -61,10 +62,10 @@ def window(count: int) -> int:
     return 2 * (count // 24) + 1
 
 
-def outcome_panels(run: Run, sums: Mapping[int, Sums], width: int) -> list[Panel]:
+def outcome_panels(sums: Mapping[int, Sums], sweeps: Sequence[Sweep], width: int) -> list[Panel]:
     """What the episodes came to: held-out success with Wilson's intervals, and the rollouts."""
     return [
-        Panel("outcome", "Success on held-out tasks", "share of episodes", evaluation_series(run), share=True),
+        Panel("outcome", "Success on held-out tasks", "share of episodes", evaluation_series(sweeps), share=True),
         Panel("outcome", "Success in rollouts", "share of episodes", [pooled(sums, success, width)], share=True),
         Panel("outcome", "Return", "reward units an episode", [pooled(sums, mean_return, width)]),
         Panel("outcome", "Turns", "turns an episode", [pooled(sums, mean_turns, width)]),
@@ -124,24 +125,22 @@ def cost_panels(run: Run, width: int) -> list[Panel]:
     ]  # fmt: skip
 
 
-def evaluation_series(run: Run) -> list[Series]:
+def evaluation_series(sweeps: Sequence[Sweep]) -> list[Series]:
     """Success of every split (and temperature, where there are several) at each evaluation."""
-    rows: dict[tuple[str, float], list[tuple[int, Mapping[str, Any]]]] = {}
-    for iteration, results in run.evaluations().items():
-        for sweep in results["sweeps"]:
-            if sweep["all"]["success"] is not None:
-                rows.setdefault((sweep["split"], sweep["temperature"]), []).append((iteration, sweep["all"]))
-    temperatures = {temperature for _, temperature in rows}
+    several = len({one.temperature for one in sweeps}) > 1
+    by_name: dict[str, list[Sweep]] = {}
+    for one in sweeps:
+        by_name.setdefault(f"{one.split}, T {one.temperature:g}" if several else one.split, []).append(one)
     return [
         Series(
-            name=split if len(temperatures) == 1 else f"{split}, T {temperature:g}",
-            x=[iteration for iteration, _ in points],
-            y=[row["success"] for _, row in points],
-            low=[row["success_low"] for _, row in points],
-            high=[row["success_high"] for _, row in points],
-            n=[row["n"] for _, row in points],
+            name,
+            x=[one.iteration for one in own],
+            y=[one.whole.success for one in own],
+            low=[one.whole.low for one in own],
+            high=[one.whole.high for one in own],
+            n=[one.whole.n for one in own],
         )
-        for (split, temperature), points in rows.items()
+        for name, own in by_name.items()
     ]
 
 

@@ -21,6 +21,7 @@ from pipeline import VERSION
 from pipeline.inspect.reading import Run
 from pipeline.report.calibration import calibrate
 from pipeline.report.curves import Panel, window
+from pipeline.report.evaluations import Rate, Sweep, first_and_last
 from pipeline.report.gathering import Gathered
 from pipeline.report.sampling import Packed, short
 from pipeline.run_directory import EXPORT, STAGES
@@ -30,11 +31,11 @@ SCRIPTS = ("charts.js", "page.js", "browser.js")
 ERRORS_SHOWN = 20
 
 
-def page_data(run: Run, gathered: Gathered, panels: Sequence[Panel]) -> dict[str, Any]:
+def page_data(run: Run, gathered: Gathered, sweeps: Sequence[Sweep], panels: Sequence[Panel]) -> dict[str, Any]:
     """Everything that the page shows, as JSON values."""
     section = run.config.get
     done = max((i for stage, i in run.manifests if stage == "optimize"), default=0)
-    first, last = ends(run.evaluations())
+    compared = first_and_last(sweeps)
     return {
         "run": {
             "name": run.paths.root.resolve().name,
@@ -46,9 +47,9 @@ def page_data(run: Run, gathered: Gathered, panels: Sequence[Panel]) -> dict[str
             "version": VERSION,
         },
         "window": window(len(gathered.sums)),
-        "headline": headline(first, last),
+        "headline": [headline(first, last) for first, last in compared],
         "panels": [asdict(panel) for panel in panels],
-        "types": by_type(first, last),
+        "types": [by_type(first, last) for first, last in compared],
         "calibration": {
             "gamma": section("advantage", {}).get("gamma"),
             "parts": [
@@ -72,60 +73,33 @@ def page_data(run: Run, gathered: Gathered, panels: Sequence[Panel]) -> dict[str
     }
 
 
-def ends(evaluations: Mapping[int, Mapping[str, Any]]) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """The first and the last evaluation; None where there is none, or no second one."""
-    order = sorted(evaluations)
-    return (
-        evaluations[order[0]] if order else None,
-        evaluations[order[-1]] if len(order) > 1 else None,
-    )
+def by_type(first: Sweep, last: Sweep | None) -> dict[str, Any]:
+    """Success of each task type at the first and the last evaluation of a split."""
+    after = {} if last is None else last.types
+    rows = [
+        {"type": kind, "first": plain(first.types.get(kind)), "last": plain(after.get(kind))}
+        for kind in sorted({*first.types, *after})
+    ]
+    return {
+        "split": first.split,
+        "first": first.iteration,
+        "last": None if last is None else last.iteration,
+        "rows": rows,
+    }
 
 
-def success_of(row: Mapping[str, Any] | None) -> list[float] | None:
-    """[success, low, high, n] of a line of results.json; None where no episode could be judged."""
-    if row is None or row["success"] is None:
-        return None
-    return [row["success"], row["success_low"], row["success_high"], row["n"]]
+def headline(first: Sweep, last: Sweep | None) -> dict[str, Any]:
+    """Success of a split at its first and its last evaluation."""
+
+    def entry(one: Sweep | None) -> dict[str, Any] | None:
+        return None if one is None else {"iteration": one.iteration, "success": plain(one.whole)}
+
+    return {"split": first.split, "first": entry(first), "last": entry(last)}
 
 
-def sweeps(results: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """An evaluation's sweeps by split; of several temperatures the first, which is evaluate.temperature."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for sweep in results["sweeps"] if results is not None else ():
-        found.setdefault(sweep["split"], sweep)
-    return found
-
-
-def headline(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Success of each split at the first and the last evaluation."""
-
-    def entry(results: Mapping[str, Any] | None, split: str) -> dict[str, Any] | None:
-        sweep = sweeps(results).get(split)
-        success = success_of(sweep["all"]) if sweep else None
-        return None if success is None else {"iteration": results["iteration"], "success": success}
-
-    rows = [{"split": split, "first": entry(first, split), "last": entry(last, split)} for split in sweeps(first)]
-    return [row for row in rows if row["first"] is not None]
-
-
-def by_type(first: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Success of each task type at the first and the last evaluation, for every split."""
-    found = []
-    for split, sweep in sweeps(first).items():
-        after = sweeps(last).get(split, {"types": {}})["types"]
-        rows = [
-            {"type": kind, "first": success_of(row), "last": success_of(after.get(kind))}
-            for kind, row in sweep["types"].items()
-        ]
-        found.append(
-            {
-                "split": split,
-                "first": first["iteration"],
-                "last": None if last is None else last["iteration"],
-                "rows": rows,
-            }
-        )
-    return found
+def plain(rate: Rate | None) -> list[float] | None:
+    """[success, low, high, n]"""
+    return None if rate is None else [rate.success, rate.low, rate.high, rate.n]
 
 
 def stage_times(run: Run) -> list[dict[str, Any]]:

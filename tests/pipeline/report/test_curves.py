@@ -16,6 +16,7 @@ from pipeline.report.curves import (
     total,
     window,
 )
+from pipeline.report.evaluations import read_sweeps
 from pipeline.report.gathering import Sums, gather
 from pipeline.report.sampling import Sample
 from runtime.intervals import wilson_interval
@@ -70,7 +71,7 @@ def test_long_curves_are_thinned_and_keep_their_end(monkeypatch):
 
 def test_panels_of_a_run(tmp_path):
     run = open_run(make_run(tmp_path / "x").root)
-    found = {panel.title: panel for panel in panels(run, gather(run, Sample(0)).sums)}
+    found = {panel.title: panel for panel in panels(run, gather(run, Sample(0)).sums, read_sweeps(run))}
     held_out = found["Success on held-out tasks"]
     assert [(one.name, one.x, one.y, one.n) for one in held_out.series] == [
         ("seen", [0, 6], [0.125, 0.875], [8, 8]), ("unseen", [0, 6], [0.125, 0.875], [8, 8]),
