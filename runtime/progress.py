@@ -10,13 +10,16 @@ LINE_EVERY_S = 30.0
 
 
 class Bar:
-    """How far one piece of work is. Use as a context manager, or call `close`."""
+    """How far one piece of work is. Use as a context manager, or call `close`.
 
-    def __init__(self, total: int, what: str, unit: str) -> None:
+    `before` units were done by an earlier process: they count as done, not for the speed.
+    """
+
+    def __init__(self, total: int, what: str, unit: str, before: int = 0) -> None:
         self.total = total
         self.what = what
         self.unit = unit
-        self.done = 0
+        self.before = self.done = before
 
     def update(self, amount: int = 1) -> None:
         self.done += amount
@@ -35,11 +38,11 @@ class Bar:
 
 
 class TerminalBar(Bar):
-    def __init__(self, total: int, what: str, unit: str) -> None:
+    def __init__(self, total: int, what: str, unit: str, before: int = 0) -> None:
         from tqdm import tqdm
 
-        super().__init__(total, what, unit)
-        self._bar = tqdm(total=total, desc=what, unit=f" {unit}", leave=False, dynamic_ncols=True)
+        super().__init__(total, what, unit, before)
+        self._bar = tqdm(total=total, initial=before, desc=what, unit=f" {unit}", leave=False, dynamic_ncols=True)
 
     def update(self, amount: int = 1) -> None:
         super().update(amount)
@@ -55,8 +58,8 @@ class TerminalBar(Bar):
 class LineBar(Bar):
     """At most one line every LINE_EVERY_S; short work prints nothing."""
 
-    def __init__(self, total: int, what: str, unit: str, stream: TextIO) -> None:
-        super().__init__(total, what, unit)
+    def __init__(self, total: int, what: str, unit: str, stream: TextIO, before: int = 0) -> None:
+        super().__init__(total, what, unit, before)
         self._stream = stream
         self._facts = ""
         self._start = self._last = time.monotonic()
@@ -75,7 +78,8 @@ class LineBar(Bar):
         """Example: `rollouts: 48/64 tasks (75%), 00:30 gone, 00:10 left, success 0.41`"""
         if not self.total:
             return f"{self.what}: {self.done} {self.unit}, {clock(elapsed_s)} gone{self._facts}"
-        left = elapsed_s * (self.total - self.done) / self.done if self.done else 0.0
+        now = self.done - self.before
+        left = elapsed_s * (self.total - self.done) / now if now else 0.0
         share = 100 * self.done / self.total
         return (
             f"{self.what}: {self.done}/{self.total} {self.unit} ({share:.0f}%), "
@@ -90,13 +94,13 @@ class Progress:
         self.enabled = enabled
         self._stream = stream if stream is not None else sys.stderr
 
-    def __call__(self, total: int, what: str, unit: str = "it") -> Bar:
-        """A bar of `total` units; total 0: the number is not known."""
+    def __call__(self, total: int, what: str, unit: str = "it", before: int = 0) -> Bar:
+        """A bar of `total` units, of which `before` are done already; total 0: the number is not known."""
         if not self.enabled:
-            return Bar(total, what, unit)
+            return Bar(total, what, unit, before)
         if self._stream.isatty():
-            return TerminalBar(total, what, unit)
-        return LineBar(total, what, unit, self._stream)
+            return TerminalBar(total, what, unit, before)
+        return LineBar(total, what, unit, self._stream, before)
 
 
 class ProgressReport:

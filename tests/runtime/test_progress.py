@@ -14,6 +14,13 @@ def test_a_line_says_how_much_is_done_and_left():
     assert bar.line(30.0) == "rollouts: 48/64 tasks (75%), 00:30 gone, 00:10 left, success 0.41"
 
 
+def test_what_an_earlier_process_did_is_no_speed_of_this_one():
+    bar = LineBar(64, "rollouts", "episode", io.StringIO(), before=40)
+    bar.update(8)
+    # 8 episodes in 30 s: 16 left take 60 s, not the 10 s that 48 in 30 s would give
+    assert bar.line(30.0) == "rollouts: 48/64 episode (75%), 00:30 gone, 01:00 left"
+
+
 def test_without_a_total_there_is_no_share():
     bar = LineBar(0, "scan", "files", io.StringIO())
     bar.update(5)
@@ -46,8 +53,8 @@ def test_a_report_of_totals_becomes_a_bar_for_each_work():
     made = []
 
     class Recording(Progress):
-        def __call__(self, total, what, unit="it"):
-            made.append(super().__call__(total, what, unit))
+        def __call__(self, total, what, unit="it", before=0):
+            made.append(super().__call__(total, what, unit, before))
             return made[-1]
 
     report = ProgressReport(Recording(False))
