@@ -51,7 +51,7 @@ def check_targets(run: Run, settings: Config, iteration: int, shards: Shards) ->
     fitting = {key for key in good.keys() & scores.keys() if scores[key].fits(good[key])}
     for key in sorted(good.keys() & scores.keys() - fitting):
         yield found(run, folder, f"scores of {key}: {scores[key].shape()}, the rollout has {_shape(good[key])}")
-    if fitting == good.keys() == scores.keys():
+    if good and fitting == good.keys() == scores.keys():
         gaps = np.concatenate([np.abs(good[key].logprobs - scores[key].old_logprobs) for key in sorted(good)])
         yield from compare(run, path, manifest, _counts(shards), "counts")
         yield from compare(run, path, manifest, _step0(shards, gaps), "metrics")

@@ -85,7 +85,7 @@ class Run:
 
     def evaluation_numbers(self) -> list[int]:
         """The evaluations that have a folder, complete or not, in order."""
-        return _numbered(self.paths.root / "evaluations", ".")
+        return _numbered(self.paths.root / "evaluations", "")
 
     def evaluations(self) -> dict[int, Mapping[str, Any]]:
         """results.json of each complete evaluation, by iteration."""
