@@ -90,7 +90,8 @@ def _success(run: Run) -> RenderableType | None:
     points = run.curve("rollout/success")
     if not points:
         return None
-    rows = chart([value for _, value in points], 0.0, 1.0, CHART_COLUMNS, CHART_ROWS)
+    wide = max(1, CHART_COLUMNS // 2 // len(points))  # columns of one iteration while there are few
+    rows = chart([value for _, value in points for _ in range(wide)], 0.0, 1.0, CHART_COLUMNS, CHART_ROWS)
     labels = ["100 % ", *["      "] * (CHART_ROWS - 2), "  0 % "]
     first, last = points[0][0], points[-1][0]
     text = Text("\nsuccess of the rollouts (sampled training tasks)\n")
@@ -111,7 +112,7 @@ def _curves(run: Run) -> RenderableType | None:
             line = sparkline(values[:: max(1, len(values) // 48)], low, high)
             span = f"{low:.{digits}f} to {high:.{digits}f}"
             table.add_row(label, number(values[0], digits), number(values[-1], digits), span, line)
-    return Group(Text(), table) if table.row_count else None
+    return Group(Text(), table, Text()) if table.row_count else None
 
 
 def _evaluations(run: Run) -> RenderableType | None:
@@ -198,7 +199,7 @@ def _file_sizes(folder: Path, seen: set[tuple[int, int]]) -> Iterator[int]:
 def _troubles(run: Run) -> RenderableType | None:
     text = Text()
     if run.errors:
-        text.append(f"\nfailures that stopped the run: {len(run.errors)}; the last:\n", style="bold")
+        text.append(f"\nerrors: {len(run.errors)}; the last:\n", style="bold")
         for entry in run.errors[-ERRORS_SHOWN:]:
             where = f"{entry.get('time')} {entry.get('stage')} {entry.get('iteration')}, rank {entry.get('rank')}"
             text.append(printable(f"  {where}: {entry.get('error')}: {entry.get('message')}", TEXT_LIMIT) + "\n")

@@ -211,7 +211,7 @@ def _ordered(rows: Iterable[Summary], field: str | None, reverse: bool, limit: i
 
 
 def _print_table(rows: list[Summary], num_seen: int, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("episode", overflow="fold")
     table.add_column("type", overflow="fold")
     table.add_column("end")

@@ -184,7 +184,7 @@ def side_by_side(left: View, right: View) -> RenderableType:
     table.add_column(right.head(), ratio=1, overflow="fold")
     for index in range(max(len(left.turns), len(right.turns))):
         style = "" if at is None or index < at else "on grey11" if index == at else ""
-        cells = [view.turn(index) if index < len(view.turns) else Text("(over)") for view in (left, right)]
+        cells = [view.turn(index) if index < len(view.turns) else Text("\n(over)") for view in (left, right)]
         table.add_row(*cells, style=style)
     return table
 
