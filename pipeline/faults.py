@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from pipeline.run_directory import append_error
 from runtime.distributed import CollectiveError
+from runtime.errors import append_error
 
 OUR_PACKAGES = ("pipeline", "stages", "runtime", "env_adapters")
 USER_FAULT = 2  # exit code of a failure that names its remedy
@@ -73,17 +73,17 @@ def end_on(fault: BaseException, errors: Path | None, stage: str, iteration: int
     rank = int(os.environ.get("RANK", "0"))  # known also where the ranks could not be joined
     if rank > 0 or isinstance(fault, CollectiveError):
         time.sleep(FIRST_WORD_S)
-    message = one_line(fault)
+    message, lines = one_line(fault), "".join(traceback.format_exception(fault))
     if errors is not None and errors.parent.is_dir():
         try:
-            append_error(errors, stage, iteration, rank, type(fault).__name__, message or str(fault))
+            append_error(errors, stage, iteration, rank, type(fault).__name__, message or str(fault), lines=lines)
         except OSError:
             pass  # a disk that cannot be written is often the fault itself; stderr has it
     where = f"rank {rank}: " if rank > 0 else ""
     if message is not None:
         print(f"error: {where}{message}", file=sys.stderr, flush=True)
         return USER_FAULT
-    print(f"{where}defect in {stage} {iteration}:\n{''.join(traceback.format_exception(fault))}", file=sys.stderr)
+    print(f"{where}defect in {stage} {iteration}:\n{lines}", file=sys.stderr)
     sys.stderr.flush()
     return DEFECT
 

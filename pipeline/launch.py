@@ -5,6 +5,7 @@ The manifests decide whether a run is complete: the launcher says 0 even when a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -32,6 +33,7 @@ from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
+from runtime.errors import append_error
 from runtime.sources import TINY, check_model, local_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,11 +100,14 @@ def start(request: Request) -> int:
     if code in (USER_FAULT, DEFECT):  # a rank has said why
         print(f"{paths.root}: {len(remaining)} steps to do; when the cause is mended, {resume}", file=sys.stderr)
         return code
-    print(
-        f"error: {paths.root}: a process of the run was lost before {remaining[0].stage} {remaining[0].iteration} was "
-        f"complete (killed, or out of memory: see `dmesg`); nothing that was finished is lost; {resume}",
-        file=sys.stderr,
+    stage, iteration = remaining[0].name
+    message = (
+        f"{paths.root}: a process of the run was lost before {stage} {iteration} was complete (killed, or out of "
+        f"memory: see `dmesg`); nothing that was finished is lost; {resume}"
     )
+    print(f"error: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a process that was killed wrote nothing; which rank it was, nobody knows
+        append_error(paths.errors, stage, iteration, None, "ProcessLost", message)
     return DEFECT
 
 

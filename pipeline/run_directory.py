@@ -214,20 +214,6 @@ def check_disk(root: str | Path, needed_gib: float, min_free_gib: float, what: s
         )
 
 
-def append_error(path: str | Path, stage: str, iteration: int, rank: int, error: str, message: str) -> None:
-    """One line of errors.jsonl for each failure that stopped the run."""
-    line = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "stage": stage,
-        "iteration": iteration,
-        "rank": rank,
-        "error": error,
-        "message": message,
-    }
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
     """Give a file a second name without copying its bytes; a copy where the disk cannot do that."""
     try:

@@ -34,6 +34,7 @@ def run(context: Context) -> StageResult:
         seed_name=iteration,
         iteration=iteration,
         temperature=config.rollout.temperature,
+        stage="collect_rollouts",
         what=f"rollouts {iteration}",
         alone=True,
     )

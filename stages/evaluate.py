@@ -69,6 +69,7 @@ def _sweep(context: Context, players: Players, split: str, tasks: Sequence[Task]
         seed_name=f"evaluate/{split}",
         iteration=context.iteration,
         temperature=temperature,
+        stage="evaluate",
         what=f"evaluate {context.iteration}, {split}" + (", greedy" if temperature == GREEDY else ""),
     )
     return play_sweep(context, players, sweep)

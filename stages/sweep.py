@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from env_adapters.base import Task
+from runtime.errors import append_error
 from runtime.generation import Generator, stop_ids
 from runtime.model import resident_replica
 from runtime.pretrained import load_tokenizer
@@ -45,6 +46,7 @@ class Sweep:
     seed_name: Name
     iteration: int
     temperature: float
+    stage: str  # for errors.jsonl
     what: str  # for the progress bar
     alone: bool = False  # its shards hold nothing else: later stages read whatever is in them
 
@@ -101,8 +103,7 @@ def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
     missing = [task for task in sweep.tasks if f"{task.task_id}#0" not in done]
     distributed.barrier(f"the reading of the shards of {sweep.what}")  # before anyone appends to one
     own = missing[distributed.rank :: distributed.world_size]
-    bar = context.progress(len(sweep.tasks), sweep.what, "episode")
-    bar.update(len(sweep.tasks) - len(missing))
+    bar = context.progress(len(sweep.tasks), sweep.what, "episode", len(sweep.tasks) - len(missing))
     times = PlayTimes()
     restarts = players.pool.num_restarts
     generator = _make_generator(context, players, sweep.temperature, len(own))
@@ -159,6 +160,8 @@ def _play_own(
     num_done = num_won = num_turns = num_invalid = 0
     for trajectory in play([(task, 0) for task in own], players.pool, generator, renderer, settings, times):
         shard.append(trajectory)
+        if trajectory.status == "error":
+            _note_loss(context, sweep, trajectory)
         num_done += 1
         num_won += trajectory.success
         num_turns += len(trajectory.turns)
@@ -170,6 +173,14 @@ def _play_own(
             invalid=f"{num_invalid / max(1, num_turns):.2f}",
             tokens_s=f"{generator.num_response_tokens / max(times.total_s, 1e-9):.0f}",
         )
+
+
+def _note_loss(context: Context, sweep: Sweep, trajectory: Trajectory) -> None:
+    """A lost episode goes to errors.jsonl too, where a user looks first."""
+    error = trajectory.error or ""
+    message = f"task {trajectory.task_id}: {error.splitlines()[-1] if error else 'lost'}"
+    where = (sweep.stage, sweep.iteration, context.distributed.rank)
+    append_error(context.paths.errors, *where, "EpisodeLost", message, lines=error, stopped=False)
 
 
 def _make_generator(context: Context, players: Players, temperature: float, num_tasks: int) -> Generator:

@@ -57,6 +57,7 @@ def test_the_end_of_a_process(tmp_path, capsys):
     assert "defect in optimize 3:\nKeyError: 'a'" in capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert [line["error"] for line in lines] == ["OSError", "KeyError"]
+    assert lines[1]["lines"] == ["KeyError: 'a'"] and lines[1]["stopped"]
 
 
 def test_a_disk_that_takes_no_errors_file_hides_nothing(tmp_path, capsys):

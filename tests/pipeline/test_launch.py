@@ -1,5 +1,6 @@
 """The launcher: dry run, taking up a run, one line for a fault, no orphans, manifests decide."""
 
+import json
 import os
 import signal
 import subprocess
@@ -172,6 +173,11 @@ def test_an_exit_code_0_without_the_manifests_is_a_failure(tmp_path, monkeypatch
     message = capfd.readouterr().err
     assert "a process of the run was lost before reserve_vocab 0 was complete" in message
     assert f"bash run.sh --run-dir {tmp_path / 'run'}" in message
+    (line,) = (tmp_path / "run/errors.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["stage"], entry["iteration"], entry["rank"], entry["error"]) == (
+        "reserve_vocab", 0, None, "ProcessLost",
+    )  # fmt: skip
 
 
 def test_what_cannot_become_a_model_is_said_before_anything_else(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,6 @@ import pytest
 from pipeline.run_directory import (
     RunError,
     RunLock,
-    append_error,
     check_disk,
     link_or_copy,
     owner_pid,
@@ -101,15 +100,6 @@ def test_too_little_disk_is_one_clear_line(tmp_path):
     check_disk(tmp_path, needed_gib=0.0, min_free_gib=0.0, what="optimize 3")
     with pytest.raises(RunError, match=r"GiB free; optimize 3 needs about 0.25 GiB and .* must stay free .*keep_last"):
         check_disk(tmp_path, needed_gib=0.25, min_free_gib=free, what="optimize 3")
-
-
-def test_errors_are_lines(tmp_path):
-    append_error(tmp_path / "errors.jsonl", "optimize", 3, 1, "RunError", "a\nb")
-    append_error(tmp_path / "errors.jsonl", "evaluate", 4, 0, "ValueError", "größer")
-    lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
-    assert [(line["stage"], line["rank"], line["error"], line["message"]) for line in lines] == [
-        ("optimize", 1, "RunError", "a\nb"), ("evaluate", 0, "ValueError", "größer"),
-    ]  # fmt: skip
 
 
 def test_link_or_copy(tmp_path, monkeypatch):

@@ -212,6 +212,11 @@ def test_errors_are_counted_apart_and_played_again_on_resume(tmp_path, policies,
     patient = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_error_share=1.0))
     result = collect_rollouts.run(dataclasses.replace(context, config=patient))
     assert (result.counts["errors"], result.metrics["rollout/errors"]) == (1, 1.0)
+    lines = [json.loads(line) for line in context.paths.errors.read_text().splitlines()]
+    assert [(one["stage"], one["iteration"], one["error"], one["stopped"]) for one in lines] == [
+        ("collect_rollouts", 1, "EpisodeLost", False)
+    ] * 2  # once in each of the two attempts
+    assert lines[0]["message"].endswith("RuntimeError: the floor gave way") and "Traceback" in lines[0]["lines"][0]
     healed = True
     result = collect_rollouts.run(context)
     assert (result.counts["errors"], result.counts["trajectories"], result.counts["played_now"]) == (0, 6, 1)

@@ -1,0 +1,44 @@
+"""errors.jsonl: what went wrong in a run, in one place."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+LAST_LINES = 20  # of a traceback, or of what a process said
+
+
+def append_error(
+    path: str | Path,
+    stage: str,
+    iteration: int,
+    rank: int | None,
+    error: str,
+    message: str,
+    *,
+    lines: str = "",
+    stopped: bool = True,
+) -> None:
+    """Add one line: a failure that stopped the run or, not `stopped`, one that it went on after.
+
+    Several ranks may add lines at once: each is one write to the end of the file.
+
+    Args:
+        rank: None where it is not known.
+        error: kind of the failure, such as the name of the exception.
+        message: what the user was told.
+        lines: a traceback or an output, of which the last lines are kept.
+    """
+    entry = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "stage": stage,
+        "iteration": iteration,
+        "rank": rank,
+        "stopped": stopped,
+        "error": error,
+        "message": message,
+        "lines": lines.splitlines()[-LAST_LINES:],
+    }
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
