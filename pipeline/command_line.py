@@ -23,6 +23,7 @@ from pipeline.config_loading import (
 )
 
 RUNS = Path("runs")
+LOGS = ("tensorboard", "wandb", "trackio")
 EXAMPLES = """examples:
   bash run.sh                                            the main job: model tiny, generated ALFWorld games
   bash run.sh --seed 1 --set optimize.learning_rate=3e-4 another seed and step size
@@ -66,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=int, help="everything random derives from it")
     flags.add_argument("--run-dir", type=Path, help="default: runs/<preset>-<env>-seed<seed>")
     flags.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; repeatable")
+    flags.add_argument(
+        "--log", action="append", default=[], choices=LOGS, help="send the numbers there too; repeatable"
+    )
     flags.add_argument("--launcher", choices=("deepspeed", "openmpi"), default="deepspeed", help="how ranks start")
     flags.add_argument("--dry-run", action="store_true", help="print what would run and what it needs; start nothing")
     flags.add_argument(
@@ -127,7 +131,8 @@ def _flag_settings(arguments: argparse.Namespace) -> list[tuple[str, Any]]:
         "run.ranks": arguments.ranks,
         "run.seed": arguments.seed,
     }
-    return [(key, value) for key, value in flags.items() if value is not None]
+    given = [(key, value) for key, value in flags.items() if value is not None]
+    return given + [(f"logging.{name}", True) for name in arguments.log]
 
 
 def _slug(name: str) -> str:

@@ -220,6 +220,8 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class LoggingConfig:
     tensorboard: bool = True  # write TensorBoard events beside metrics.jsonl
+    wandb: bool = False  # send the same numbers to Weights & Biases (pip install wandb); never waited for
+    trackio: bool = False  # or to Trackio (pip install trackio)
     progress: bool = True  # progress bars; plain lines where the output is no terminal
 
 

@@ -35,6 +35,7 @@ from pipeline.signals import StopRequest, end_with_parents
 from runtime.distributed import Distributed
 from runtime.engine import init_distributed
 from runtime.files import remove_leftovers
+from runtime.forwarding import SERVICES, Forwarder
 from runtime.metrics import MetricsLog
 from runtime.progress import Progress, ProgressReport
 from stages.context import Context, Resident, StageResult
@@ -55,6 +56,7 @@ class Session:
     resident: Resident = field(default_factory=Resident)
     lock: RunLock | None = None
     log: MetricsLog | None = None
+    forwarders: list[Forwarder] = field(default_factory=list)  # rank 0
     manifests: dict[Name, Manifest] = field(default_factory=dict)  # rank 0
     trusted: set[tuple[Name, str]] = field(default_factory=set)  # rank 0: steps whose files (those under a prefix;
     # "": all) were made or read in this process
@@ -103,6 +105,8 @@ class Session:
             self.resident.environments.close()
         if self.log is not None:
             self.log.close()
+        for forwarder in self.forwarders:
+            forwarder.close()
         if self.lock is not None:
             self.lock.release()
 
@@ -167,6 +171,7 @@ def _take_over(session: Session) -> None:
         print(f"note: started with {ranks} ranks, config.yaml says {config.run.ranks}; numbers agree up to rounding")
     session.manifests = read_manifests(paths)
     session.log = MetricsLog(paths.metrics, paths.tensorboard if config.logging.tensorboard else None)
+    session.forwarders = [Forwarder(name, paths.root) for name in SERVICES if getattr(config.logging, name)]
     for (stage, iteration), manifest in session.manifests.items():
         if not session.log.has(stage, iteration):  # the run was killed between the manifest and its line
             session.log.write(stage, iteration, manifest.seconds.get("total", 0.0), manifest.metrics)

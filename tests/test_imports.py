@@ -26,6 +26,11 @@ DOORS = {
     "textworld": {"env_adapters/alfworld"},
     "alfworld": {"env_adapters/alfworld"},
     "tensorboard": set(),
+    "rich": {"pipeline/inspect"},
+    "msgspec": {"pipeline/inspect/reading.py"},
+    "matplotlib": {"pipeline/report/figures.py"},
+    "wandb": {"runtime/forwarding.py"},
+    "trackio": {"runtime/forwarding.py"},
 }
 MATHS = ["losses", "targets", "value_readout", "logprobs"]
 

@@ -39,6 +39,13 @@ def test_set_is_last_and_in_order():
     )
 
 
+def test_logs_are_added_to_those_that_are_on():
+    logging = request("--log", "wandb", "--log", "trackio").config.logging
+    assert (logging.tensorboard, logging.wandb, logging.trackio) == (True, True, True)
+    assert not request().config.logging.wandb
+    assert not request("--log", "wandb", "--set", "logging.wandb=false").config.logging.wandb
+
+
 def test_adapter_options_go_to_the_adapter():
     config = request("--env", "tests.corridor:CorridorAdapter", "--preset", "paper-1.5b", "--set", "env.rooms=5").config
     assert config.env.options == {"rooms": 5}
