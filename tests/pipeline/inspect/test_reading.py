@@ -51,7 +51,8 @@ def test_an_episode_that_was_lost_and_played_again_counts_once(tmp_path):
     lost = made_up_trajectory("a", (), status="error", error="gone")
     again = made_up_trajectory("a", [made_up_turn(terminated=True)])
     other = made_up_trajectory("b", (), status="error", error="gone")
-    root = write_made_up_run(tmp_path / "run", {1: [(lost, None), (other, None), (again, None)]})
+    third = made_up_trajectory("a", [made_up_turn("later", terminated=True)])
+    root = write_made_up_run(tmp_path / "run", {1: [(one, None) for one in (lost, other, again, third)]})
     assert [one.trajectory for one in open_run(root).trajectories(1)] == [again, other]
     assert sorted(read_trajectories(open_run(root).paths.rollouts(1)), key=lambda one: one.key) == [again, other]
 

@@ -40,11 +40,11 @@ def rows(root, capsys, *flags: str) -> list[str]:
 
 
 def test_a_summary_by_hand():
-    """V 4, 6, 1 falls by -2, then by 5 after turn 1. Discounted by 0.5: 0 + 0.5 * 2 * 3 + 0 = 3, so surprise 3 - 4."""
-    turns = [made_up_turn(), made_up_turn(reward=3.0), made_up_turn(valid=False)]
+    """V 4, 6, 1 falls by -2, then by 5 after turn 1. Discounted by 0.5: 0.5 * 0.5 * 2 * 3 = 1.5, surprise 1.5 - 4."""
+    turns = [made_up_turn(), made_up_turn(valid=False), made_up_turn(reward=3.0)]
     one = made_up_trajectory("b", turns, status="truncated")
     row = summarise(Episode(one, made_up_targets("b#0", [4.0, 6.0, 1.0])), 0.5, 2.0)
-    assert (row.first_value, row.value_drop, row.drop_turn, row.surprise) == (4.0, 5.0, 1, -1.0)
+    assert (row.first_value, row.value_drop, row.drop_turn, row.surprise) == (4.0, 5.0, 1, -2.5)
     assert (row.turns, row.return_, row.invalid, row.response_tokens, row.seconds) == (3, 3.0, 1, 6, 2.25)
     alone = summarise(Episode(one, None), 0.5, 2.0)
     assert alone.first_value is alone.value_drop is alone.surprise is None
