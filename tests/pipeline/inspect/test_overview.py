@@ -10,7 +10,6 @@ import time
 
 from pipeline.inspect.__main__ import main
 from pipeline.run_directory import RunLock
-from runtime.errors import append_error
 from tests.made_up_run import write_made_up_run
 from tests.processes import ENVIRONMENT, ROOT
 
