@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.inspect.__main__ import main
+from pipeline.report.__main__ import main as report
+from tests.chromium import Browser, find_chromium
 from tests.whole_run import make_whole_run
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -35,6 +37,25 @@ def make_pictures(run_dir: Path) -> None:
             (DOCS / f"{name}.svg").write_text(FONT.sub("", console.export_svg(title=title, unique_id="rich")))
 
 
+def picture_page(run_dir: Path) -> None:
+    """The page of the run as docs/report.png, its curves and one of its episodes; where there is a Chromium."""
+    program = find_chromium()
+    if program is None:
+        print("no Chromium on this machine: docs/report.png stays as it is")
+        return
+    with tempfile.TemporaryDirectory() as scratch, Browser(program, Path(scratch) / "profile") as browser:
+        page = Path(scratch) / "report.html"
+        assert report([str(run_dir), "--output", str(page)]) == 0
+        browser.open(page.as_uri(), width=1180, height=760)
+        browser.wait("document.querySelectorAll('.panel svg').length === document.querySelectorAll('.panel').length")
+        browser.picture(DOCS / "report.png")
+        browser.ask("document.querySelector('#episodes').scrollIntoView()")
+        browser.frame()
+        browser.picture(DOCS / "report-episode.png")
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        make_pictures(make_whole_run(Path(folder) / "runs" / "corridor-seed0"))
+        run_dir = make_whole_run(Path(folder) / "runs" / "corridor-seed0")
+        make_pictures(run_dir)
+        picture_page(run_dir)

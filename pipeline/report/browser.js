@@ -9,11 +9,15 @@ const episodes = data.episodes.rows.map((row) => {
   one.drop = falls.length ? Math.max(...falls) : null;
   one.dropTurn = falls.indexOf(one.drop);
   one.paid = one.rewards.reduce((sum, r) => sum + r, 0);
-  one.id = one.source === "rollouts" ? `${one.iteration}:${one.task}#${one.sample}`
-    : `evaluation-${one.iteration}-${one.split}-t${one.temperature}:${one.task}#${one.sample}`;
   return one;
 });
-const byId = new Map(episodes.map((one) => [one.id, one]));
+// The addresses of `python -m pipeline.inspect`; what would have the same one gets its temperature and sample too.
+const byId = new Map();
+for (const one of episodes) {
+  const address = `${one.source === "rollouts" ? "" : "e"}${one.iteration}:${one.task}`;
+  one.id = byId.has(address) ? `${address} T${one.temperature} #${one.sample}` : address;
+  byId.set(one.id, one);
+}
 const byTask = Map.groupBy ? Map.groupBy(episodes, (one) => one.task) : episodes.reduce(
   (map, one) => map.set(one.task, [...(map.get(one.task) ?? []), one]), new Map());
 let searched = "";
@@ -177,7 +181,7 @@ function turn(one, t) {
       make("div", { class: "text response mono" }, shown(response)),
       make("div", { class: "meta" }, one.valid[t] ? make("span", {}, "action ", make("b", {}, shown(action))) : make("span", { class: "bad" }, "invalid"),
         one.rewards[t] ? fact("reward", number(one.rewards[t])) : null, ...known,
-        fact("tokens", `${one.tokens[t]} of ${number(one.nats[t])} nats`)),
+        fact("tokens", `${one.tokens[t]} × ${number(one.nats[t])} nats`)),
       actions && actions.length ? make("details", {}, make("summary", {}, `${actions.length} admissible actions`),
         make("pre", {}, actions.map((i) => plain(texts[i])).join("\n"))) : null));
 }

@@ -55,12 +55,12 @@ function extent(values, { floor = null, share = false } = {}) {
 // A frame with axes: {root, x(value), y(value), layer}. The layer is clipped to the frame.
 let frames = 0;
 function frame({ width, height, xs, ys, share = false, xTicks = 5, yTicks = 4, xLabel = "", label = "", whole = true, bare = false, left = 44 }) {
-  const right = 6, top = 6, bottom = xLabel ? 32 : 20;
+  const right = 6, top = 9, bottom = xLabel ? 32 : 20;
   const x = (v) => left + (v - xs[0]) / (xs[1] - xs[0] || 1) * (width - left - right);
   const y = (v) => height - bottom - (v - ys[0]) / (ys[1] - ys[0] || 1) * (height - top - bottom);
   const root = draw("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": label });
   const clip = `clip${frames++}`;
-  root.append(draw("clipPath", { id: clip }, draw("rect", { x: left, y: 0, width: width - left + right, height: height - bottom + 4 })));
+  root.append(draw("clipPath", { id: clip }, draw("rect", { x: left - 5, y: 0, width: width - left + 5 + right, height: height - bottom + 4 })));
   for (const v of bare ? [] : ticks(ys[0], ys[1], yTicks)) {
     root.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }),
       draw("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, share ? `${number(100 * v)} %` : number(v)));
@@ -93,9 +93,10 @@ function area(series, f) {
 function lines(f, series) {
   series.forEach((one, index) => {
     const group = f.layer.appendChild(draw("g", { class: `k${one.color ?? index}` }));
-    const few = one.x.length <= 12, beside = few && series.length > 1 ? 4 * (index - (series.length - 1) / 2) : 0;
+    // Few points with intervals, several to a place: bars beside each other say more than bands over each other.
+    const bars = one.low && series.length > 1 && one.x.length <= 12, beside = bars ? 4 * (index - (series.length - 1) / 2) : 0;
     if (one.low) group.append(draw("path", { class: series.length > 1 ? "band faint" : "band", d: area(one, f) }));
-    if (one.low && few) one.x.forEach((x, i) => group.append(draw("line", { class: "whisker",
+    if (bars) one.x.forEach((x, i) => group.append(draw("line", { class: "whisker",
       x1: f.x(x) + beside, x2: f.x(x) + beside, y1: f.y(one.low[i]), y2: f.y(one.high[i]) })));
     if (one.dots) one.dots.forEach((v, i) => {
       if (v !== null) group.append(draw("circle", { class: "dot", cx: f.x(one.x[i]).toFixed(1), cy: f.y(v).toFixed(1), r: 1.3 }));

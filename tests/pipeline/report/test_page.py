@@ -148,14 +148,14 @@ def test_a_trajectory_opens_with_v_and_q_along_its_turns(page):
 
 
 def test_an_invalid_turn_and_an_evaluation_are_told_apart(page):
-    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('2:train/t-2#0')})")
+    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('2:train/t-2')})")
     page.wait("document.querySelector('.detail h3').textContent === 'find the door of train/t-2'")
     assert page.ask("document.querySelectorAll('.detail .turn.wrong').length") == 1
     page.wait("document.querySelectorAll('.detail svg .invalid').length === 1")
-    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('evaluation-6-seen-t1:seen/t-1#0')})")
+    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('e6:seen/t-1')})")
     page.wait("document.querySelector('.detail h3').textContent === 'find the door of seen/t-1'")
     assert "λ-return" not in page.ask("document.querySelector('.detail').textContent")
-    page.ask("location.hash = '#episode=' + encodeURIComponent('9:nowhere#0')")
+    page.ask("location.hash = '#episode=' + encodeURIComponent('9:nowhere')")
     page.wait("document.querySelector('.detail').textContent.includes('not in the page')")
 
 
@@ -190,7 +190,7 @@ def test_filters_and_orders(page):
 
 
 def test_hostile_text_is_shown_as_text(page):
-    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('4:train/t-0#0')})")
+    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps('4:train/t-0')})")
     page.wait("document.querySelectorAll('.detail .observation').length === 12")
     shown = page.ask("[...document.querySelectorAll('.detail .observation')].map(one => one.textContent)")
     assert shown[:3] == list(HOSTILE[:3])
@@ -199,7 +199,7 @@ def test_hostile_text_is_shown_as_text(page):
     assert shown[5] == "lone surrogate ⟨U+D83D⟩, separators ⟨U+2028⟩⟨U+2029⟩, emoji \U0001f600"
     assert shown[6] == "x" * LONGEST_TEXT + f" […] ({10**6 - LONGEST_TEXT} more characters in the shard)"
     assert shown[7:10] == ["needle in a haystack", "__proto__", ""]
-    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps(f'7:{HOSTILE[1]}#0')})")
+    page.ask(f"location.hash = '#episode=' + encodeURIComponent({json.dumps(f'7:{HOSTILE[1]}')})")
     page.wait(f"document.querySelector('.detail h3').textContent === {json.dumps(HOSTILE[1])}")
     page.frame()
     assert page.ask("document.querySelectorAll('img, iframe, textarea, [onerror], [onload]').length") == 0
