@@ -229,9 +229,7 @@ class WebshopEnvironment:
             return StepResult(self._observe(), 0.0, False, parsed.action, valid)
         won = verdict.score == 1.0
         reward = self._options.success_reward if won else 0.0
-        return StepResult(
-            self._observe(), reward, True, parsed.action, valid, won, verdict.score, info=verdict.to_json()
-        )  # fmt: skip
+        return StepResult(self._observe(), reward, True, parsed.action, valid, won, verdict.score, verdict.to_json())
 
     def expert_action(self) -> str | None:
         return None if self._session is None else expert_action(self._session.page)

@@ -9,7 +9,7 @@ _WORD = re.compile(r"[^\W_]+(?:[-'][^\W_]+)*")
 # What customers say around the things that they want.
 _AROUND = frozenset(
     """
-    i i'm im am we you me my our it it's is are be was should would could can will like want wanted need needs looking
+    i'm im i am we you me my our it it's is are be was should would could can will like want wanted need needs looking
     look for find search show get buy buying purchase shopping please help after asked friend that which who has have
     having with in of to the a an and or some any as described price lower than dollars under
     """.split()

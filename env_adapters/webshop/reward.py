@@ -134,9 +134,8 @@ def reduce_colour(option: str | tuple[str, str]) -> str | tuple[str, str]:
 
 @lru_cache(maxsize=1 << 16)
 def same(one: str, other: str) -> bool:
-    """Fuzzy equality: token_set_ratio of the ASCII letters and digits, rounded, above 85; nothing equals nothing."""
-    first, second = _plain(one), _plain(other)
-    return bool(first) and bool(second) and round(token_set_ratio(first, second)) > SAME
+    """Fuzzy equality: token_set_ratio of the ASCII letters and digits, rounded, above 85; an empty text gives 0."""
+    return round(token_set_ratio(_plain(one), _plain(other))) > SAME
 
 
 def _plain(text: str) -> str:

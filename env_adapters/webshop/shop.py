@@ -49,9 +49,7 @@ class Shop:
         found = self.search(query)
         shown = found[(number - 1) * self.page_size : number * self.page_size]
         products = tuple(self.product(one) for one in shown)
-        return Page(
-            "results", page.instruction, query, number, len(found), results=products, visited=page.visited
-        )  # fmt: skip
+        return Page("results", page.instruction, query, number, len(found), products, visited=page.visited)
 
     def judge(self, product: Product, goal: Goal, chosen: dict[str, str]) -> Verdict:
         """What buying the product with these options is worth."""
@@ -89,7 +87,7 @@ class Session:
         page = self.page
         if click.kind == "product":
             product = next(one for one in page.results if one.asin == click.target)
-            return replace(page, kind="item", product=product, chosen={}, visited=page.visited | {product.asin})
+            return replace(page, kind="item", product=product, visited=page.visited | {product.asin})
         if click.kind == "option":
             return replace(page, chosen={**page.chosen, click.target: click.value})
         if click.target == BACK:
