@@ -1,6 +1,8 @@
 """How much memory a rank needs in each stage, and how much disk: estimates from a model's shape, before any start.
 
 The activation count is that of a pre-norm decoder with a gated MLP and fused attention: no [T, T] matrix is kept.
+The parts of a stage are added up although some follow each other (the backward pass, the optimizer's step): on a CPU
+the C library keeps most of what was freed, and the measured peaks are those sums (benchmarks/results/stages.json).
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import Config
+from runtime.engine import deepspeed_config
 from runtime.files import GIB
 from runtime.logprobs import chunk_size
 
 FP32 = 4  # bytes
+PROCESS = GIB // 2  # Python, torch, transformers and DeepSpeed, before anything of a model (measured)
 LOGIT_BUFFERS = 3  # a chunk's logits, their log-softmax and its gradient
+EMBEDDING_GRADIENTS = 3  # whole ones: the head's, the embedding's, and their sum or the copy that is reduced (measured)
+SUB_GROUP = 10**9  # elements; DeepSpeed's stage 3 steps over so many at a time (sub_group_size)
+LIVE_WEIGHTS = 10**9  # elements that stage 3 leaves gathered (stage3_max_live_parameters)
 JSON_BYTES_A_TOKEN = 12  # a token id and its log-prob in a rollout line, text included
 
 
@@ -121,20 +128,11 @@ def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "c
     Args:
         device: "cuda": under ZeRO-3 the engine moves to CPU memory between the stages that train.
     """
-    engine = engine_memory(config, shape, ranks)
-    idle = idle_engine(config, engine, device)
+    idle = idle_engine(config, engine_memory(config, shape, ranks), device)
     size = bytes_of(config.model.dtype)
-    width = config.optimize.microbatch_tokens
     longest = config.env.prompt_tokens + config.env.response_tokens
     replica = {"replica": size * shape.parameters}
-    training = {
-        **engine,
-        "gradients": FP32 * shape.parameters // (ranks if config.optimize.zero_stage >= 2 else 1),
-        "activations": size * activation_elements(shape, max(width, longest), config.optimize.gradient_checkpointing),
-        "logits": logit_bytes(shape, response_positions(config, width)),
-    }
-    if config.optimize.zero_stage == 3 and ranks > 1:  # what is gathered at a time: a layer, or the embedding
-        training["gathered weights"] = size * max(shape.layer_parameters, shape.embedding_parameters)
+    training = training_memory(config, shape, ranks, device)
     playing = {
         **idle,
         **replica,
@@ -147,12 +145,41 @@ def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "c
         "activations": size * max(config.advantage.score_tokens, longest) * shape.layer_activations,
         "logits": logit_bytes(shape, response_positions(config, config.advantage.score_tokens)),
     }
-    stages = {"reserve_vocab": {"host embedding, twice": 2 * size * shape.embedding_parameters}}
+    stages: dict[str, dict[str, int]] = {"reserve_vocab": {}}  # weights pass through as a stream
     if config.warm_start.enabled:
         stages["warm_start"] = training  # nothing has been played yet, so there is no replica
     stages |= {"collect_rollouts": playing, "compute_advantages": scoring}
     stages |= {"optimize": {**training, **replica}, "evaluate": playing}
-    return stages
+    process = "process" if device == "cpu" else "host process"
+    return {stage: {**parts, process: PROCESS} for stage, parts in stages.items()}
+
+
+def training_memory(config: Config, shape: ModelShape, ranks: int, device: str) -> dict[str, int]:
+    """Bytes a rank while it trains: the engine and what a micro-batch and an optimizer step need beside it."""
+    optimize, env, size = config.optimize, config.env, bytes_of(config.model.dtype)
+    tokens = max(optimize.microbatch_tokens, env.prompt_tokens + env.response_tokens)
+    own = shape.parameters // (ranks if optimize.zero_stage >= 1 else 1)
+    host = "host " if optimize.offload_optimizer else ""
+    parts = {
+        **engine_memory(config, shape, ranks),
+        f"{host}gradients": FP32 * (own if optimize.zero_stage >= 2 else shape.parameters),
+        "embedding gradients": EMBEDDING_GRADIENTS * size * shape.embedding_parameters,
+        "activations": size * activation_elements(shape, tokens, optimize.gradient_checkpointing),
+        "logits": logit_bytes(shape, response_positions(config, optimize.microbatch_tokens)),
+    }
+    if optimize.zero_stage >= 1:
+        parts[f"{host}gradients of the step"] = FP32 * (min(own, SUB_GROUP) if optimize.zero_stage == 3 else own)
+        zero = deepspeed_config(
+            zero_stage=optimize.zero_stage,
+            dtype=config.model.dtype,
+            max_grad_norm=optimize.max_grad_norm,
+            device=device,
+        )["zero_optimization"]
+        buckets = 2 if zero["overlap_comm"] and optimize.zero_stage < 3 else 1
+        parts["reduce buckets"] = size * buckets * min(zero["reduce_bucket_size"], shape.parameters)
+    if optimize.zero_stage == 3 and ranks > 1:
+        parts["gathered weights"] = size * min(shape.parameters, LIVE_WEIGHTS)
+    return parts
 
 
 def engine_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, int]:

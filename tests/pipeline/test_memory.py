@@ -2,12 +2,23 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pipeline.config_loading import apply_settings, build_config, load_preset, parse_setting
-from pipeline.memory import KNOWN_SHAPES, ModelShape, disk_gib, gib, model_shape, shape_from_config, stage_memory
+from pipeline.memory import (
+    KNOWN_SHAPES,
+    PROCESS,
+    ModelShape,
+    disk_gib,
+    gib,
+    model_shape,
+    shape_from_config,
+    stage_memory,
+)
 
+ROOT = Path(__file__).resolve().parents[2]
 #                  layers width heads kv head mlp vocabulary tied
 SMALL = ModelShape(2, 8, 2, 1, 4, 16, 10, True)
 
@@ -68,19 +79,23 @@ def test_stage_memory_by_hand():
     assert memory["optimize"] == {
         **engine,
         "gradients": 1272 * 4 // 2,
+        "gradients of the step": 1272 * 4 // 2,  # flattened for Adam, beside those that were accumulated
+        "embedding gradients": 3 * 2 * 80,
+        "reduce buckets": 2 * 1272,  # smaller than DeepSpeed's bucket
         "activations": 2 * 100 * 2 * 120,
         "logits": logits,
-        "gathered weights": 2 * 592,
+        "gathered weights": 2 * 1272,  # fewer than 10^9 elements: they stay gathered
         "replica": 1272 * 2,
+        "process": PROCESS,
     }
     # keys and values: 6 slots of 30 tokens, 2 layers, 2 tensors of 4 elements of 2 bytes
     cache = 6 * 30 * 2 * 2 * 4 * 2
-    played = {**engine, "replica": 1272 * 2, "KV cache": cache, "logits": 6 * 10 * 4 * 3}
+    played = {**engine, "replica": 1272 * 2, "KV cache": cache, "logits": 6 * 10 * 4 * 3, "process": PROCESS}
     assert memory["collect_rollouts"] == memory["evaluate"] == played
     assert memory["compute_advantages"] == {
-        **engine, "replica": 1272 * 2, "activations": 2 * 50 * 120, "logits": 3 * 4 * 1 * 10 * 10,
+        **engine, "replica": 1272 * 2, "activations": 2 * 50 * 120, "logits": 3 * 4 * 1 * 10 * 10, "process": PROCESS,
     }  # fmt: skip
-    assert memory["reserve_vocab"] == {"host embedding, twice": 2 * 2 * 80}
+    assert memory["reserve_vocab"] == {"process": PROCESS}
     assert "warm_start" not in memory
 
 
@@ -89,16 +104,51 @@ def test_on_a_gpu_the_engine_of_zero_3_is_in_host_memory_while_others_work():
     memory = stage_memory(config, SMALL, 1, "cuda")
     for stage in ("collect_rollouts", "compute_advantages", "evaluate"):
         host = {part: size for part, size in memory[stage].items() if part.startswith("host")}
-        assert host == {"host weights": 2 * 1272, "host fp32 masters": 4 * 1272, "host Adam moments": 8 * 1272}
+        assert host == {
+            "host weights": 2 * 1272,
+            "host fp32 masters": 4 * 1272,
+            "host Adam moments": 8 * 1272,
+            "host process": PROCESS,
+        }
         assert memory[stage]["replica"] == 2 * 1272 and "weights" not in memory[stage]
     assert memory["optimize"]["weights"] == 2 * 1272  # back on the GPU, and the replica is still there
     assert memory["optimize"]["replica"] == 2 * 1272
     for stays in ("optimize.zero_stage=2", "optimize.offload_parameters=true"):
         config = configured(stays, "model.dtype=bfloat16")
-        assert (
-            stage_memory(config, SMALL, 1, "cuda")["evaluate"].keys()
-            == stage_memory(config, SMALL, 1)["evaluate"].keys()
-        )
+        on_gpu, on_cpu = (stage_memory(config, SMALL, 1, device)["evaluate"].keys() for device in ("cuda", "cpu"))
+        assert on_gpu - {"host process"} == on_cpu - {"process"}
+
+
+def test_the_buckets_and_subgroups_of_a_large_model():
+    """A bucket on the CPU has 5e7 elements, on a GPU 2e8, twice where stage 2 overlaps; a step takes 1e9 at a time."""
+    wide = replace(SMALL, vocabulary=2**28)  # 2^31 weights in the embedding alone
+    zero_3 = configured("optimize.zero_stage=3", "model.dtype=bfloat16")
+    zero_2 = configured("optimize.zero_stage=2", "model.dtype=bfloat16")
+    assert stage_memory(zero_3, wide, 4)["optimize"]["reduce buckets"] == 2 * 5 * 10**7
+    assert stage_memory(zero_3, wide, 4, "cuda")["optimize"]["reduce buckets"] == 2 * 2 * 10**8
+    assert stage_memory(zero_2, wide, 4, "cuda")["optimize"]["reduce buckets"] == 2 * 2 * 2 * 10**8
+    assert stage_memory(zero_3, wide, 1)["optimize"]["gradients of the step"] == 4 * 10**9
+    assert stage_memory(zero_2, wide, 1)["optimize"]["gradients of the step"] == 4 * wide.parameters
+    assert stage_memory(zero_3, wide, 4)["optimize"]["gathered weights"] == 2 * 10**9
+    offloaded = stage_memory(configured("optimize.offload_optimizer=true"), wide, 1)["optimize"]
+    assert "host gradients" in offloaded and "gradients" not in offloaded
+    none = stage_memory(configured("optimize.zero_stage=0"), wide, 1)["optimize"]
+    assert "reduce buckets" not in none and "gradients of the step" not in none
+
+
+def test_estimates_against_the_measured_peaks():
+    """Qwen2.5-0.5B's shape in float32, each stage in a process of its own: no other stage's engine or replica."""
+    measured = json.loads((ROOT / "benchmarks" / "results" / "stages.json").read_text())["qwen2.5-0.5b"]
+    peaks = {line["stage"].split()[0]: line["peak_gib"] for line in measured["lines"]}
+    tree = load_preset("tiny", "alfworld")
+    config = build_config(apply_settings(tree, [*measured["settings"].items(), ("model.name", "Qwen2.5-0.5B")]))
+    memory = stage_memory(config, KNOWN_SHAPES["Qwen2.5-0.5B"], 1)
+    absent = {"optimize": {"replica"}} | dict.fromkeys(
+        ("collect_rollouts", "compute_advantages"), {"weights", "fp32 masters", "Adam moments"}
+    )
+    for stage, peak in peaks.items():
+        estimate = sum(size for part, size in memory[stage].items() if part not in absent.get(stage, ())) / 2**30
+        assert peak / 1.1 < estimate < 1.1 * peak, (stage, estimate, peak)
 
 
 def test_logits_of_many_positions_come_in_chunks():
