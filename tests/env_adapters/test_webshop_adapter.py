@@ -15,7 +15,9 @@ import pytest
 from env_adapters.base import EnvironmentFault, Observation, PastTurn
 from env_adapters.contract import HOSTILE, ContractBroken, check_adapter
 from env_adapters.registry import make_adapter
-from env_adapters.webshop.prompts import brief_goal, compact, plain, published, without_goal
+from env_adapters.webshop.pages import Page
+from env_adapters.webshop.products import Product
+from env_adapters.webshop.prompts import brief_goal, brief_page, compact, plain, published, without_goal
 from env_adapters.webshop.tagger import HeuristicTagger, make_tagger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,6 +238,13 @@ def test_compact_prompt_golden(tiny):
     )
     assert brief_goal("i'm looking for a long-sleeve shirt in x | y") == "long-sleeve shirt x y"
     assert plain("Price: $18.99, «ü» 3!") == "price 18.99 ü 3"
+
+
+@pytest.mark.parametrize(("price", "shown"), [(18.0, "18"), (18.01, "19"), (20.0, "20"), (20.01, "21")])
+def test_prices_are_rounded_up_so_that_they_compare_with_a_limit_of_tens(price, shown):
+    """20.00 is within a limit of 20 and shown as 20; 20.01 is not and shown as 21."""
+    product = Product("B0X", "Linen Rug", "garden", "rugs", "", "", (), (price,))
+    assert brief_page(Page("results", "", results=(product,))) == f"page 1 : linen rug {shown} b0x"
 
 
 def test_compact_pages(tiny):
