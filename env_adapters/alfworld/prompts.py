@@ -21,7 +21,6 @@ REQUEST = (
 )
 
 
-FAILED = "Nothing happens"  # what the engine says to an action that is not admissible
 IDLE = ("close ", "examine ", "inventory", "look")  # never bring a task forward: not shown in the compact form
 
 
@@ -51,21 +50,12 @@ def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: 
     """The form of few words, e.g. `turn 2 ; saw room : desk 1 , shelf 1 ; did go to desk 1 ; now desk 1 : pan 1 ;
     can go to shelf 1 , take pan 1 from desk 1 ; task put a hot pan in shelf`.
 
-    An action that failed left everything as it was, so what was seen before it is still `now`, and the action itself
-    is not shown: a small model copies what it reads, and would try it again for ever. The task stands last, at a fixed
-    distance from the response, where a model of two or three layers finds it.
+    The task stands last, at a fixed distance from the response: a model of two or three layers finds it there.
     """
     parts = [f"turn {turns_taken + 1}"]
-    texts = [*(past.observation for past in history), observation.text]
-    seen, failed = texts[0], False
-    for past, text in zip(history, texts[1:], strict=True):
-        failed = text.startswith(FAILED)
-        if not failed:
-            parts += [f"saw {brief(seen)}", f"did {plain(past.action) or 'nothing'}"]
-            seen = text
-    parts.append(f"now {brief(seen)}")
-    if failed:
-        parts.append("failed")
+    for past in history:
+        parts += [f"saw {brief(past.observation)}", f"did {plain(past.action) or 'nothing'}"]
+    parts.append(f"now {brief(observation.text)}")
     if observation.admissible_actions is not None:
         useful = [action for action in observation.admissible_actions if not action.startswith(IDLE)]
         parts.append("can " + " , ".join(map(plain, useful)))

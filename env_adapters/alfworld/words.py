@@ -19,7 +19,7 @@ _SENTENCES = (
     "you sliced the with the",
     "<think> </think> <action> </action>",
 )
-_COMPACT = ("task turn saw did now failed can ; , : . room special happens nothing",)
+_COMPACT = ("task turn saw did now can ; , : . room special happens nothing",)
 _NUMBERS = 100  # the prompts count turns; no scene has as many of a class
 
 

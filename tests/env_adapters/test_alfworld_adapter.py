@@ -196,23 +196,6 @@ def test_compact_prompt_golden():
     )
 
 
-def test_compact_prompt_after_failures():
-    """Two actions that failed: what was seen before them is still `now`, and only the last action's failure is told."""
-    arrived, desk = PAST[1], Observation("put a hot mug in shelf.", "Nothing happens.", ("go to desk 1",))
-    lost = (arrived, PastTurn(NOW.text, "take cup 1"), PastTurn("Nothing happens.", "take cup 2"))
-    shown = "saw fridge 1 closed ; did open fridge 1 ; now fridge 1 open : mug 1 , pan 2 ; {}can go to {} ; task put"
-    assert compact(desk, lost, 3).startswith("turn 4 ; " + shown.format("failed ; ", "desk 1"))
-    moved = Observation("put a hot mug in shelf.", "You arrive at desk 1. On the desk 1, you see nothing.", ("look",))
-    assert compact(moved, (*lost, PastTurn("Nothing happens.", "go to desk 1")), 4).startswith(
-        "turn 5 ; saw fridge 1 closed ; did open fridge 1 ; saw fridge 1 open : mug 1 , pan 2 ; did go to desk 1 ; now"
-    )
-    # nothing but failures in the window
-    assert (
-        compact(desk, lost[2:], 9)
-        == "turn 10 ; now nothing happens ; failed ; can go to desk 1 ; task put a hot mug in shelf"
-    )
-
-
 def test_published_prompt_golden():
     assert published(NOW, PAST, 7) == (
         "You are an expert agent operating in the ALFRED Embodied Environment.\n"
