@@ -25,6 +25,8 @@ DOORS = {
     "jsonargparse": {"pipeline/config_loading.py"},
     "textworld": {"env_adapters/alfworld"},
     "alfworld": {"env_adapters/alfworld"},
+    "rapidfuzz": {"env_adapters/webshop"},
+    "spacy": {"env_adapters/webshop"},
     "tensorboard": set(),
     "rich": {"pipeline/inspect"},
     "msgspec": {"pipeline/inspect/reading.py"},
