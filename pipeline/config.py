@@ -149,6 +149,7 @@ class AdvantageConfig:
 class OptimizeConfig:
     learning_rate: float = 1e-6  # published
     warmup_steps: int = 0  # optimizer steps of linear learning-rate warm-up
+    decay_iterations: int = 0  # in so many iterations the learning rate falls linearly to a tenth; 0: constant
     weight_decay: float = 0.01  # published framework's
     adam_beta1: float = 0.9  # decay of AdamW's first moment
     adam_beta2: float = 0.999  # decay of its second moment
@@ -179,7 +180,7 @@ class OptimizeConfig:
             _check(getattr(self, name) >= 1, f"optimize.{name}", getattr(self, name), ">= 1")
         for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef", "value_warmup_kl_coef"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")
-        for name in ("warmup_steps", "value_warmup_iterations"):
+        for name in ("warmup_steps", "decay_iterations", "value_warmup_iterations"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")
         for name in ("adam_beta1", "adam_beta2"):
             _check(0 <= getattr(self, name) < 1, f"optimize.{name}", getattr(self, name), "in [0, 1)")

@@ -31,6 +31,8 @@ from runtime.shards import read_targets, read_trajectories
 from stages.context import Context, StageResult
 from stages.engines import make_engine
 
+LOWEST_RATE = 0.1  # share of the learning rate that is left after its decay
+
 
 @dataclass
 class Tally:
@@ -120,6 +122,16 @@ def ready_engine(context: Context) -> TrainingEngine:
     return resident.engine
 
 
+def decay(iteration: int, decay_iterations: int) -> float:
+    """Share of the learning rate in an iteration: 1 in the first, falling linearly to LOWEST_RATE, and constant then.
+
+    Example: decay(26, 51) == 0.55, half-way from 1 to 0.1.
+    """
+    if decay_iterations <= 1:
+        return 1.0
+    return 1.0 - (1.0 - LOWEST_RATE) * min(1.0, (iteration - 1) / (decay_iterations - 1))
+
+
 def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row], tally: Tally) -> None:
     """One minibatch: a forward and a backward for each micro-batch of this rank, then one update (Eq. 12)."""
     config, distributed = context.config.optimize, context.distributed
@@ -154,7 +166,8 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
         if first:
             error = ratio_error(output.logprobs, batch.old_logprobs, microbatch)
             tally.first_ratio_error = max(tally.first_ratio_error, error)
-    tally.learning_rate = learning_rate_at(engine.num_updates, config.learning_rate, config.warmup_steps)
+    base = config.learning_rate * decay(context.iteration, config.decay_iterations)
+    tally.learning_rate = learning_rate_at(engine.num_updates, base, config.warmup_steps)
     norm = engine.step(tally.learning_rate)
     if math.isfinite(norm):
         tally.grad_norms.append(norm)

@@ -122,7 +122,7 @@ OUT_OF_RANGE = {
     "rollout": {"tasks": 0, "temperature": 0, "slots": 0, "workers": -1, "turn_timeout_s": 0, "max_error_share": 1.1},
     "advantage": {"gamma": 1.01, "gae_lambda": -0.1, "invalid_action_coef": -1, "epsilon": 0, "min_std": -1,
                   "score_tokens": 0},
-    "optimize": {"learning_rate": 0, "warmup_steps": -1, "weight_decay": -1, "adam_beta1": 1, "adam_beta2": -0.1,
+    "optimize": {"learning_rate": 0, "warmup_steps": -1, "decay_iterations": -1, "weight_decay": -1, "adam_beta1": 1, "adam_beta2": -0.1,
                  "adam_epsilon": 0, "max_grad_norm": 0, "epochs": 0, "minibatch_size": 0, "microbatch_tokens": 0,
                  "clip_low": 1, "clip_high": 0, "value_clip": 0, "q_clip": 0, "value_coef": -1, "q_coef": -1,
                  "kl_coef": -1, "entropy_coef": -1, "value_warmup_iterations": -1,
