@@ -211,7 +211,7 @@ def launch_environment(config: Config) -> dict[str, str]:
     """The ranks' environment variables: ours where the user set none."""
     environment = {**os.environ, "PATH": launch_path(), LAUNCHER_PID: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.run.ranks)))
+    environment.setdefault("OMP_NUM_THREADS", str(_num_threads(config)))
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.geteuid() == 0:  # mpirun refuses root unless told twice; containers have no one else
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -219,6 +219,12 @@ def launch_environment(config: Config) -> dict[str, str]:
         environment.setdefault("DS_ACCELERATOR", "cpu")
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo on every rank that misses a lost one
     return environment
+
+
+def _num_threads(config: Config) -> int:
+    """A rank's share of the cores less its environment workers, where their number is set: threads that share a core
+    with anything else wait for one another (on a loaded machine a step of the tiny model took ten times as long)."""
+    return max(1, (os.cpu_count() or 1) // config.run.ranks - config.rollout.workers)
 
 
 def launch_command(config: Config, run_dir: Path, launcher: str, port: int | str, scratch: Path) -> list[str]:

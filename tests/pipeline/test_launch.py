@@ -78,7 +78,7 @@ def test_a_run_directory_can_be_made_and_nothing_started(tmp_path, monkeypatch, 
     assert load_config(run_dir / "config.yaml") == request(*flags).config
     lines = capsys.readouterr().out.splitlines()
     (variables,) = [line for line in lines if line.startswith("export ")]
-    assert "OMP_NUM_THREADS=3" in variables.split() and "DS_ACCELERATOR=cpu" in variables.split()
+    assert "OMP_NUM_THREADS=2" in variables.split() and "DS_ACCELERATOR=cpu" in variables.split()
     scripts = ["stages/reserve_vocab", "stages/warm_start", "stages/collect_rollouts", "stages/compute_advantages",
                "stages/optimize", "stages/evaluate", "pipeline/export"]  # fmt: skip
     assert lines[-len(scripts) :] == [
@@ -152,7 +152,7 @@ def test_ranks_get_their_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 9)
     environment = launch.launch_environment(request("--ranks", "2").config)
-    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["OMP_NUM_THREADS"] == "3"  # 9 cores // 2 ranks - 1 worker
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
     assert environment["SAPO_LAUNCHER_PID"] == str(os.getpid())
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
