@@ -133,7 +133,7 @@ class WebshopAdapter:
             store = ProductStore(folder / "products")
             self._shop = Shop(
                 store,
-                SearchIndex.open(folder / "index", store.catalogue),
+                SearchIndex(folder / "index", store.catalogue),
                 GoalList(self._goals_folder(), store),
                 make_tagger(options.tagger, options.spacy_model),
                 options.compat,

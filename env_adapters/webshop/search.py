@@ -28,7 +28,7 @@ import numpy as np
 
 from env_adapters.base import EnvironmentFault
 from env_adapters.webshop.folders import build_folder, read_manifest
-from env_adapters.webshop.index_writer import FORMAT, write_index
+from env_adapters.webshop.index_writer import FORMAT, Progress, write_index
 from env_adapters.webshop.store import ProductStore
 from env_adapters.webshop.text_analysis import analyze
 
@@ -36,10 +36,14 @@ MAX_TERMS = 1024  # distinct terms of a query; Lucene refuses longer ones (its l
 
 
 class SearchIndex:
-    """An index opened for reading. Every worker opens its own and shares the pages."""
+    """An index opened for reading: `index.search(query, k)`. Every worker opens its own and shares the pages."""
 
     def __init__(self, folder: Path, catalogue: str) -> None:
-        """Raises EnvironmentFault where `folder` holds no whole index, or one of another catalogue."""
+        """Open the index in `folder`, which must be that of `catalogue` (`ProductStore.catalogue`).
+
+        Raises:
+            EnvironmentFault: there is no whole index of this format, or one of another catalogue.
+        """
         manifest = read_manifest(folder)
         if manifest is None or manifest.get("format") != FORMAT:
             raise EnvironmentFault(f"{folder}: no whole search index of format {FORMAT}; prepare() makes it again")
@@ -55,11 +59,6 @@ class SearchIndex:
         )
         with open(folder / "terms.bin", "rb") as file:
             self._terms = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    @classmethod
-    def open(cls, folder: Path, catalogue_hash: str) -> SearchIndex:
-        """The index in `folder`; see the constructor."""
-        return cls(folder, catalogue_hash)
 
     def search(self, query: str, k: int) -> tuple[np.ndarray, int]:
         """The best products for a query, best first.
@@ -105,7 +104,7 @@ def idf(document_frequency: int, num_documents: int) -> np.float32:
     return np.float32(np.log(1 + (num_documents - document_frequency + 0.5) / (document_frequency + 0.5)))
 
 
-def ensure_index(folder: Path, store: ProductStore, progress=None) -> SearchIndex:
+def ensure_index(folder: Path, store: ProductStore, progress: Progress | None = None) -> SearchIndex:
     """The index of a store in `folder`, built unless it is there for this very catalogue.
 
     `progress(done, total, what)` is called now and then where it is given.

@@ -198,10 +198,10 @@ def test_an_index_belongs_to_its_catalogue(tmp_path):
     with pytest.raises(
         EnvironmentFault, match="indexes catalogue .*, the store holds 000000000000; delete that folder"
     ):
-        SearchIndex.open(tmp_path / "index", "0" * 64)
+        SearchIndex(tmp_path / "index", "0" * 64)
     other = ensure_store(tmp_path / "products", {"seed": 1}, lambda: [product("B1", "kettle")])
     with pytest.raises(EnvironmentFault, match="indexes catalogue"):
-        SearchIndex.open(tmp_path / "index", other.catalogue)
+        SearchIndex(tmp_path / "index", other.catalogue)
     assert ensure_index(tmp_path / "index", other).search("kettle", 1)[1] == 1
 
 
@@ -211,7 +211,7 @@ def test_a_torn_index_is_refused_and_made_again(tmp_path):
     for path in sorted((tmp_path / "index").iterdir()):
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(EnvironmentFault, match="no whole search index"):
-            SearchIndex.open(tmp_path / "index", store.catalogue)
+            SearchIndex(tmp_path / "index", store.catalogue)
         assert ensure_index(tmp_path / "index", store).search("kettle lamp", 20)[0].tolist() == expected
     assert not list(tmp_path.glob(".*.tmp")) and not list(tmp_path.glob(".*.old"))
 
