@@ -21,7 +21,7 @@ function plain(text) {
 function number(x) {
   if (x === null || x === undefined) return "–";
   const size = Math.abs(x);
-  const text = size === 0 ? "0" : size >= 1e5 || size < 1e-4 ? x.toExponential(1)
+  const text = size === 0 ? "0" : size >= 1e7 || size < 1e-4 ? x.toExponential(1)
     : size >= 1000 ? Math.round(x).toLocaleString("en").replaceAll(",", "\u202f") : String(Number(x.toPrecision(3)));
   return text.replace("-", "−");
 }

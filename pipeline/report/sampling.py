@@ -20,6 +20,7 @@ LONGEST_TEXT = 20_000  # characters of one text that the page shows
 LONGEST_LIST = 500  # admissible actions of one turn
 TASK_EPISODES = 64  # of one task, at most: a run of few tasks shows all of them
 REFERENCE_BYTES = 6  # of a text's number in the page, comma included
+ESCAPE_BYTES = 5  # that a `<` takes more in the page than in a text
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,10 @@ class Sample:
         if self._uses[part] == 0:
             del self._uses[part]
         moved = before == 0 or before + change == 0
-        if moved:
-            self.size += change * (len(json.dumps(part)) + 1 if isinstance(part, str) else REFERENCE_BYTES * len(part))
+        if moved and isinstance(part, str):
+            self.size += change * (len(json.dumps(part)) + 1 + ESCAPE_BYTES * part.count("<"))
+        elif moved:
+            self.size += change * REFERENCE_BYTES * len(part)
         return moved
 
     @property
