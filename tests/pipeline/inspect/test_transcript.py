@@ -100,13 +100,14 @@ def test_hostile_text_does_not_act_on_the_terminal(tmp_path, capsys):
     bad = "\x1b]0;owned\x07\u202e[red]</think>\n" + "A" * 1_000_000
     turns = [made_up_turn(bad, bad, valid=False, action=""), made_up_turn(bad, "x", action=bad, truncated=True)]
     one = made_up_trajectory("t", turns, status="truncated", goal=bad, task_type=bad, error=None)
-    root = write_made_up_run(tmp_path / "run", {1: [(one, [1.0, 2.0])], 2: [(one, None)]})
+    long = made_up_trajectory("u", [made_up_turn(bad)], status="truncated")
+    root = write_made_up_run(tmp_path / "run", {1: [(one, [1.0, 2.0]), (long, None)], 2: [(one, None)]})
     for flags in ((), ("--diff", "2"), ("--tokens", "--prompts")):
         out = shown(capsys, root, "show", "1:t", *flags)
         assert not set(out) & {"\x1b", "\x07", "\u202e"}
         assert r"\x1b]0;owned\x07\u202e[red]" in out.replace("\n", "")
         assert len(out) < 60_000 and "(1,000,0" in out
-    assert len(shown(capsys, root, "show", "1:t", "--full")) > 4_000_000
+    assert len(shown(capsys, root, "show", "1:u", "--full")) > 1_000_000
 
 
 def test_tokens_are_coloured_on_a_terminal(whole_run):
