@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -85,7 +85,7 @@ class Trajectory:
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
     """A plain dict, keys in the order of the fields."""
-    return asdict(trajectory)
+    return {**vars(trajectory), "turns": [dict(vars(turn)) for turn in trajectory.turns]}
 
 
 def from_json(data: Any, where: str) -> Trajectory:
@@ -127,18 +127,19 @@ def _turn_from_json(data: dict[str, Any]) -> Turn:
     )
 
 
-_SCALARS = {"str": str, "int": int, "bool": bool, "float": int | float}  # by annotation
+_TYPES = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}  # by annotation
+_SCALARS = {
+    kind: tuple((item.name, item.type, _TYPES[item.type]) for item in fields(kind) if item.type in _TYPES)
+    for kind in (Trajectory, Turn)
+}
 
 
 def _check_scalars(record: Trajectory | Turn, where: str) -> None:
-    for item in fields(record):
-        value, kind = getattr(record, item.name), _SCALARS.get(item.type)
-        if kind is None:
-            continue
-        number = item.type in ("int", "float")
-        if not isinstance(value, kind) or (number and (isinstance(value, bool) or not math.isfinite(value))):
+    for name, annotation, types in _SCALARS[type(record)]:
+        value = getattr(record, name)
+        if type(value) not in types or (annotation == "float" and not math.isfinite(value)):
             raise RecordError(
-                f"{where}: {item.name} is {str(value)[:40]!r}, expected {item.type}; delete the line to replay it"
+                f"{where}: {name} is {str(value)[:40]!r}, expected {annotation}; delete the line to replay it"
             )
 
 
@@ -151,14 +152,16 @@ def _check(trajectory: Trajectory, where: str) -> None:
     for index, turn in enumerate(trajectory.turns):
         _check_scalars(turn, f"{where}: turn {index}")
         ids = turn.prompt_ids + turn.response_ids
-        if not turn.prompt_ids or not turn.response_ids or not all(type(i) is int and i >= 0 for i in ids):
+        if not turn.prompt_ids or not turn.response_ids or set(map(type, ids)) != {int} or min(ids) < 0:
             raise RecordError(f"{where}: turn {index}: prompt_ids and response_ids must be non-empty lists of ids")
         if len(turn.sampling_logprobs) != len(turn.response_ids):
             raise RecordError(
                 f"{where}: turn {index}: {len(turn.response_ids)} response_ids but "
                 f"{len(turn.sampling_logprobs)} sampling_logprobs; delete the line to replay it"
             )
-        if not all(type(x) in (int, float) and math.isfinite(x) for x in turn.sampling_logprobs):
+        if not set(map(type, turn.sampling_logprobs)) <= {int, float} or not all(
+            map(math.isfinite, turn.sampling_logprobs)
+        ):
             raise RecordError(f"{where}: turn {index}: sampling_logprobs must be finite; delete the line to replay it")
         for end in ("terminated", "truncated"):
             is_last = index == len(trajectory.turns) - 1
