@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config import Config
 from runtime.engine import deepspeed_config
-from runtime.files import GIB
+from runtime.files import GIB, gib
 from runtime.logprobs import chunk_size
 
 FP32 = 4  # bytes
@@ -254,8 +254,3 @@ def table(memory: Mapping[str, Mapping[str, int]]) -> str:
         total = f"{gib(device)}" + (f" + {gib(host)} host" if host else "")
         lines.append(f"  {stage:<20}{total:<24}{shown}")
     return "\n".join(lines)
-
-
-def gib(size: int) -> str:
-    """Example: 3221225472 -> 3.00 GiB; small sizes in MiB."""
-    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.1f} MiB"

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.files import atomic_path, free_gib
+from runtime.files import GIB, atomic_path, free_gib, gib
 
 STAGES = ("reserve_vocab", "warm_start", "collect_rollouts", "compute_advantages", "optimize", "evaluate")
 EXPORT = "export"  # the last step of a run: pipeline/export.py
@@ -209,8 +209,8 @@ def check_disk(root: str | Path, needed_gib: float, min_free_gib: float, what: s
     free = free_gib(root)
     if free < needed_gib + min_free_gib:
         raise RunError(
-            f"{root}: {free:.2f} GiB free; {what} needs about {needed_gib:.2f} GiB and {min_free_gib:g} GiB must stay "
-            "free (checkpoint.min_free_gib); free some disk or lower checkpoint.keep_last, then start again"
+            f"{root}: {gib(free * GIB)} free; {what} needs about {gib(needed_gib * GIB)} and {min_free_gib:g} GiB must "
+            "stay free (checkpoint.min_free_gib); free some disk or lower checkpoint.keep_last, then start again"
         )
 
 

@@ -124,6 +124,11 @@ def free_gib(path: str | Path) -> float:
     return shutil.disk_usage(path).free / GIB
 
 
+def gib(size: float) -> str:
+    """Bytes for people. Example: 3221225472 -> 3.00 GiB; small sizes in MiB."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.1f} MiB"
+
+
 def in_one_line(fault: BaseException) -> str:
     """What a library said, as one line of bounded length. Example: `KeyError: 'model'`"""
     return " ".join(f"{type(fault).__name__}: {fault}".split())[:200]

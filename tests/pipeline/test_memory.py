@@ -12,7 +12,6 @@ from pipeline.memory import (
     PROCESS,
     ModelShape,
     disk_gib,
-    gib,
     model_shape,
     shape_from_config,
     stage_memory,
@@ -178,7 +177,3 @@ def test_disk_by_hand(tmp_path):
     assert disk_gib(config, "collect_rollouts", tmp_path) * 2**30 == pytest.approx(4 * 5 * 30 * 12)
     assert disk_gib(config, "export", tmp_path) * 2**30 == pytest.approx(1000)
     assert disk_gib(config, "reserve_vocab", None) * 2**30 == pytest.approx(2 * 1_543_714_304)
-
-
-def test_sizes_are_shown_in_a_fitting_unit():
-    assert (gib(3 * 2**30), gib(2**29), gib(5 * 2**20)) == ("3.00 GiB", "0.50 GiB", "5.0 MiB")

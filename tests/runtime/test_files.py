@@ -14,6 +14,7 @@ from runtime.files import (
     atomic_path,
     atomic_write_text,
     free_gib,
+    gib,
     remove_leftovers,
     remove_tree,
     sha256,
@@ -106,3 +107,7 @@ def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):
     statistics = os.statvfs(tmp_path)
     expected = statistics.f_bavail * statistics.f_frsize / 2**30
     assert free_gib(tmp_path / "not" / "yet") == pytest.approx(expected, abs=0.5)
+
+
+def test_sizes_are_shown_in_a_fitting_unit():
+    assert (gib(3 * 2**30), gib(2**29), gib(5 * 2**20)) == ("3.00 GiB", "0.50 GiB", "5.0 MiB")
