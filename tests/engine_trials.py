@@ -5,11 +5,13 @@ Several trials share a process because its start costs more than all of them tog
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +80,7 @@ def single(root: Path) -> dict:
     results["warm start"] = start_warm(root, "warm-single", distributed)
     results["faults"] = faults(root, distributed)
     results["skipped"] = skipped_step(root, distributed)
+    results["left"] = {str(stage): left_when_closed(root, stage, distributed) for stage in (0, 1, 2, 3)}
     return results
 
 
@@ -133,6 +136,30 @@ def skipped_step(root: Path, distributed) -> dict:
         results[str(stage)] = [str(norm), unchanged, counted, engine.num_updates, next_norm, moved]
         engine.close()
     return results
+
+
+def left_when_closed(root: Path, stage: int, distributed) -> float:
+    """Elements that a closed engine still holds, in units of the weights; an open one holds three (stage 0) or five."""
+    before = held_elements()
+    one = context(RunPaths(root / "tied"), settings(stage), 1, distributed, Resident())
+    engine = optimize.ready_engine(one)
+    batch = token_batch(optimize.read_rows(one)[:2])
+    engine.backward(engine.forward(batch).logprobs.sum(), last=True)
+    engine.step(1e-3)
+    num_weights = sum(tensor.numel() for tensor in engine._gathered_weights().values())
+    assert held_elements() - before > 2.5 * num_weights  # or the count is blind
+    engine.close()
+    del engine, one
+    return (held_elements() - before) / num_weights
+
+
+def held_elements() -> int:
+    """Elements of all the memory that some tensor of this process holds."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules that resent being looked at
+        storages = {one.untyped_storage() for one in gc.get_objects() if isinstance(one, torch.Tensor)}
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) // 4
 
 
 def pair(root: Path) -> dict:

@@ -21,7 +21,7 @@ from runtime.model import load_policy
 from runtime.scoring import read_scores, score_trajectories
 from runtime.shards import read_trajectories
 from stages.context import Resident
-from stages.optimize import read_rows
+from stages.optimize import decay, read_rows
 from tests.corridor_policy import make_policy_folder
 from tests.tiny_policies import NEGATIVE, POSITIVE
 from tests.training_run import OPTIMIZE, TURNS, context, largest_difference, make_run, settings, weights
@@ -281,6 +281,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(single, stage):
     norm, unchanged, counted, updates, next_norm, moved = single["skipped"][stage]
     assert (norm, unchanged, counted, updates, moved) == ("nan", True, 1, 1, True)
     assert next_norm == pytest.approx(single["skipped"]["0"][4], rel=1e-6) and math.isfinite(next_norm)
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_a_closed_engine_gives_its_memory_back(single, stage):
+    """The warm start's engine is closed before that of iteration 1 is built: both at once need not fit."""
+    assert single["left"][stage] < 0.5
+
+
+def test_the_learning_rate_falls_to_a_tenth_and_stays():
+    # 51 iterations: 1 - 0.9 * 25 / 50 = 0.55 half-way
+    assert [decay(i, 51) for i in (1, 26, 51, 60)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert decay(7, 0) == decay(7, 1) == 1.0
 
 
 # -- launchers ---------------------------------------------------------------------------------------------------
