@@ -1,6 +1,6 @@
 """How long looking at a large run takes: a made-up run of 100,000 trajectories, and the commands on it.
 
-    python benchmarks/large_run.py /tmp/large [--trajectories 100000] [--iterations 100] [--out large_run.json]
+    python -m benchmarks.large_run /tmp/large [--trajectories 100000] [--iterations 100] [--out large_run.json]
 
 The run is made where it is not there yet (2 GB: 16 turns of 1 kB each, like those of the tiny preset in ALFWorld). Each
 command runs in a process of its own; CPU seconds, wall seconds, peak memory.

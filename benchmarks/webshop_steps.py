@@ -1,6 +1,6 @@
-"""Environment steps a second on one core, first search included: `python benchmarks/webshop_steps.py`.
+"""Environment steps a second on one core, first search included: `python -m benchmarks.webshop_steps`.
 
-    python benchmarks/webshop_steps.py [--products 1000] [--episodes 2000] [--observation text] [--out steps.json]
+    python -m benchmarks.webshop_steps [--products 1000] [--episodes 2000] [--observation text] [--out steps.json]
 
 Plays episodes of the scripted shopper, and of a wanderer that draws what it clicks, through the adapter as a worker
 does: responses in, observations out. Every task is another one, so no search is answered from memory unless two
