@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import resource
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -98,13 +99,13 @@ def is_unchanged(path: Path, digest: str | None) -> bool:
     """Whether a file has its hash. Engine state has none, but torch saves zip archives, which hold checksums."""
     if digest is not None:
         return sha256(path) == digest
-    if not zipfile.is_zipfile(path):
-        return True  # whoever loads it finds out
     try:
+        if not zipfile.is_zipfile(path):
+            return True  # whoever loads it finds out
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
-        return False
+    except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError, OverflowError):
+        return False  # damaged names, offsets, flags and methods each end in another error
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
