@@ -134,10 +134,17 @@ _SCALARS = {
 }
 
 
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
 def _check_scalars(record: Trajectory | Turn, where: str) -> None:
     for name, annotation, types in _SCALARS[type(record)]:
         value = getattr(record, name)
-        if type(value) not in types or (annotation == "float" and not math.isfinite(value)):
+        if type(value) not in types or (annotation == "float" and not _is_finite(value)):
             raise RecordError(
                 f"{where}: {name} is {str(value)[:40]!r}, expected {annotation}; delete the line to replay it"
             )
@@ -160,7 +167,7 @@ def _check(trajectory: Trajectory, where: str) -> None:
                 f"{len(turn.sampling_logprobs)} sampling_logprobs; delete the line to replay it"
             )
         if not set(map(type, turn.sampling_logprobs)) <= {int, float} or not all(
-            map(math.isfinite, turn.sampling_logprobs)
+            map(_is_finite, turn.sampling_logprobs)
         ):
             raise RecordError(f"{where}: turn {index}: sampling_logprobs must be finite; delete the line to replay it")
         for end in ("terminated", "truncated"):

@@ -118,6 +118,8 @@ def test_damage_before_the_end_names_file_and_line(tmp_path, damage, words):
         ("turns.observation", 3, "turn 0: observation is '3', expected str"),
         ("turns.sampling_logprobs", ["a", "b"], "turn 0: sampling_logprobs must be finite"),
         ("turns.sampling_logprobs", [float("nan"), 0.0], "turn 0: sampling_logprobs must be finite"),
+        ("turns.sampling_logprobs", [10**400, 0], "turn 0: sampling_logprobs must be finite"),
+        ("turns.reward", 10**400, "turn 0: reward is '1000000"),
     ],
 )
 def test_a_value_of_the_wrong_kind_names_its_field(tmp_path, field, value, words):
