@@ -6,15 +6,12 @@ packs are made again. The manifest is written last: a folder without one is not 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +29,7 @@ from env_adapters.alfworld.generate import Game, generate
 from env_adapters.alfworld.states import GameCache
 from env_adapters.alfworld.translation import translate
 from env_adapters.base import EnvironmentFault
+from env_adapters.disk import locked
 
 PACK_SIZE = 50
 SMALL_JOB = 100  # games; fewer than that are made in this process, a pool would cost more than it saves
@@ -51,7 +49,7 @@ def prepare_games(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(f"{folder}: cannot be made ({error}); set env.cache_dir") from error
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         if _is_ready(folder):
             return
         for left_over in folder.glob(".*.tmp"):  # of a killed run
@@ -156,14 +154,3 @@ def _play(slot: EngineSlot, game: Game) -> str | None:
             return f"{action!r} is not admissible"
         slot.step(action)
     return None if slot.won else "the walkthrough does not win"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system frees it when the process dies."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

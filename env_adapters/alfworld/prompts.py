@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from env_adapters.base import Observation, PastTurn
+from env_adapters.published import published_prompt
 
 ROLE = "You are an expert agent operating in the ALFRED Embodied Environment."
 REQUEST = (
@@ -21,29 +22,15 @@ REQUEST = (
 )
 
 
-IDLE = ("close ", "examine ", "inventory", "look")  # never bring a task forward: not shown in the compact form
+# Not shown in the compact form: they never bring a task forward in a tiny scene. (In a full one `examine` does, where
+# receptacles share a standing point.)
+IDLE = ("close ", "examine ", "inventory", "look")
 
 
 def published(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
     """The published form. About 250-400 words in a full scene."""
-    lines = [ROLE, f"Your task is to: {observation.goal}"]
-    if history:
-        first = turns_taken - len(history) + 1
-        lines.append(
-            f"Prior to this step, you have already taken {turns_taken} step(s). "
-            f"Below are the most recent {len(history)} observations and the corresponding actions you took:"
-        )
-        lines += [
-            f"[Observation {first + i}: '{past.observation}', Action {first + i}: '{past.action}']"
-            for i, past in enumerate(history)
-        ]
-    elif turns_taken:
-        lines.append(f"Prior to this step, you have already taken {turns_taken} step(s).")
-    lines.append(f"You are now at step {turns_taken + 1} and your current observation is: {observation.text}")
-    if observation.admissible_actions is not None:
-        quoted = "\n".join(f"'{action}'" for action in observation.admissible_actions)
-        lines.append(f"Your admissible actions of the current situation are: [\n{quoted}\n].")
-    return "\n".join([*lines, "", REQUEST])
+    actions = observation.admissible_actions
+    return published_prompt(ROLE, observation.goal, observation.text, actions, history, turns_taken, REQUEST)
 
 
 def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from env_adapters.base import EnvironmentFault
+from env_adapters.disk import flush_to_disk, locked
 
 MANIFEST = "manifest.json"
 
@@ -30,8 +30,7 @@ def build_folder(target: Path, is_ready: Callable[[], bool], fill: Callable[[Pat
         return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target.parent / f".{target.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+        with locked(target.parent / f".{target.name}.lock"):
             if not is_ready():
                 _make(target, fill)
     except OSError as error:
@@ -48,22 +47,14 @@ def _make(target: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
         files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=1), encoding="utf-8")
         for path in temporary.iterdir():
-            _sync(path)
+            flush_to_disk(path)
         if target.exists():
             os.replace(target, old)  # whoever has it open keeps what is mapped
         os.replace(temporary, target)
-        _sync(target.parent)
+        flush_to_disk(target.parent)
     finally:
         for left_over in (temporary, old):
             shutil.rmtree(left_over, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 
 from env_adapters.base import Observation, PastTurn
+from env_adapters.published import published_prompt
 from env_adapters.webshop.instructions import price_limit, wanted_words
 from env_adapters.webshop.pages import Page, visible
 from env_adapters.webshop.products import Product
@@ -27,26 +28,10 @@ REQUEST = (
 
 def published(observation: Observation, history: Sequence[PastTurn], turns_taken: int) -> str:
     """The published form. About 300-1,500 words, by the page."""
-    lines = [ROLE, f"Your task is to: {observation.goal}."]
-    if history:
-        first = turns_taken - len(history) + 1
-        lines.append(
-            f"Prior to this step, you have already taken {turns_taken} step(s). "
-            f"Below are the most recent {len(history)} observations and the corresponding actions you took:"
-        )
-        lines += [
-            f"[Observation {first + i}: '{without_goal(past.observation, observation.goal)}', "
-            f"Action {first + i}: '{past.action}']"
-            for i, past in enumerate(history)
-        ]
-    elif turns_taken:
-        lines.append(f"Prior to this step, you have already taken {turns_taken} step(s).")
-    now = without_goal(observation.text, observation.goal)
-    lines.append(f"You are now at step {turns_taken + 1} and your current observation is: {now}")
-    if observation.admissible_actions is not None:
-        quoted = "\n".join(f"'{action}'" for action in observation.admissible_actions)
-        lines.append(f"Your admissible actions of the current situation are: [\n{quoted}\n].")
-    return "\n".join([*lines, "", REQUEST])
+    goal, actions = observation.goal, observation.admissible_actions
+    past = [PastTurn(without_goal(turn.observation, goal), turn.action) for turn in history]
+    now = without_goal(observation.text, goal)
+    return published_prompt(ROLE, f"{goal}.", now, actions, past, turns_taken, REQUEST)
 
 
 def without_goal(text: str, goal: str) -> str:

@@ -13,6 +13,7 @@ from env_adapters.alfworld import generate, layouts, prepare
 from env_adapters.alfworld.games import detect_grammar, export, installed_logic, read_game_folder
 from env_adapters.alfworld.scenes import TASK_TYPES
 from env_adapters.base import EnvironmentFault, Task
+from env_adapters.disk import locked
 from env_adapters.registry import make_adapter
 
 LOGIC = generate.Logic("domain", 'text "rhs": "Your task is to: UNKNOWN GOAL."\n')
@@ -339,8 +340,8 @@ def test_a_lock_left_by_a_dead_process_does_not_block(tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys, time\nfrom pathlib import Path\nfrom env_adapters.alfworld.prepare import _locked\n"
-            "with _locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)",
+            "import sys, time\nfrom pathlib import Path\nfrom env_adapters.disk import locked\n"
+            "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)",
             str(tmp_path / "lock"),
         ],
         stdout=subprocess.PIPE,
@@ -350,5 +351,5 @@ def test_a_lock_left_by_a_dead_process_does_not_block(tmp_path):
     holder.kill()
     holder.wait()
     start = time.monotonic()
-    with prepare._locked(tmp_path / "lock"):
+    with locked(tmp_path / "lock"):
         assert time.monotonic() - start < 5
