@@ -52,8 +52,13 @@ def test_a_run_in_the_middle_of_its_rollouts(whole_run, tmp_path, capsys):
 
 def test_it_takes_no_lock(whole_run, tmp_path, capsys):
     run_dir = write_made_up_run(tmp_path / "run", {})
+    before = sorted(run_dir.rglob("*"))
     overview(run_dir, capsys)
-    RunLock(run_dir / "run.lock").acquire()
+    assert sorted(run_dir.rglob("*")) == before and not (run_dir / "run.lock").exists()
+    lock = RunLock(run_dir / "run.lock")
+    lock.acquire()  # it is free
+    overview(run_dir, capsys)  # and nobody who looks minds that it is not
+    lock.release()
 
 
 def test_a_run_that_has_just_begun(tmp_path, capsys):
