@@ -74,7 +74,7 @@ def make_episode(draw: random.Random, config: Config) -> tuple[bytes, bytes]:
 def make_run(root: Path, trajectories: int, iterations: int) -> None:
     """Write config.yaml, rollouts, targets, manifests and metrics.jsonl."""
     each = trajectories // iterations
-    config = Config(run=RunConfig(iterations=iterations), rollout=RolloutConfig(tasks=each))
+    config = Config(run=RunConfig(iterations=iterations), rollout=RolloutConfig(trajectories=each))
     config = replace(config, env=replace(config.env, max_turns=28))
     paths, draw = RunPaths(root), random.Random(0)
     prepared = [make_episode(draw, config) for _ in range(VARIETY)]

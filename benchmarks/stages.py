@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "run.iterations": 1, "warm_start.enabled": False,
         "env.warm_start_games": 1, "env.train_games": ROWS, "env.dev_games": 1, "env.held_out_games": 1,
         "env.scene": "full", "env.prompt": "published", "env.max_turns": 1, "env.prompt_tokens": 1024,
-        "env.response_tokens": 64, "rollout.tasks": ROWS, "rollout.slots": ROWS, "optimize.kl_coef": 0.01,
+        "env.response_tokens": 64, "rollout.trajectories": ROWS, "rollout.slots": ROWS, "optimize.kl_coef": 0.01,
         "optimize.microbatch_tokens": 1200, "advantage.score_tokens": 1200,
     },
 }  # fmt: skip

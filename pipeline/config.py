@@ -111,7 +111,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    tasks: int = 128  # tasks an iteration, one trajectory each (published)
+    trajectories: int = 128  # an iteration (published); one a task, or a group a task where the algorithm has groups
     temperature: float = 1.0  # sampling temperature; the log-probs carry it too (Eq. 3)
     slots: int = 128  # live episodes a rank, the batch of the decode loop
     workers: int = 0  # environment processes a rank; 0: one a core
@@ -119,7 +119,7 @@ class RolloutConfig:
     max_error_share: float = 0.1  # more failed episodes than this stop the stage
 
     def __post_init__(self) -> None:
-        _check(self.tasks >= 1, "rollout.tasks", self.tasks, ">= 1")
+        _check(self.trajectories >= 1, "rollout.trajectories", self.trajectories, ">= 1")
         _check(self.temperature > 0, "rollout.temperature", self.temperature, "> 0")
         _check(self.slots >= 1, "rollout.slots", self.slots, ">= 1")
         _check(self.workers >= 0, "rollout.workers", self.workers, ">= 0")

@@ -231,13 +231,17 @@ def disk_gib(config: Config, stage: str, policy: Path | None) -> float:
         weights = bytes_of(config.model.dtype) * shape.parameters
     state = weights + weights // bytes_of(config.model.dtype) * 3 * FP32  # weights, masters, two moments
     tokens = config.env.max_turns * (config.env.prompt_tokens + config.env.response_tokens)
-    games = max(config.rollout.tasks, config.evaluate.tasks)
+    games = max(config.rollout.trajectories, config.evaluate.tasks)
     written = {
         "reserve_vocab": weights,
         "warm_start": weights + state,
         "optimize": weights + state,
-        "collect_rollouts": config.rollout.tasks * tokens * JSON_BYTES_A_TOKEN,
-        "compute_advantages": config.rollout.tasks * config.env.max_turns * config.env.response_tokens * 4 * FP32,
+        "collect_rollouts": config.rollout.trajectories * tokens * JSON_BYTES_A_TOKEN,
+        "compute_advantages": config.rollout.trajectories
+        * config.env.max_turns
+        * config.env.response_tokens
+        * 4
+        * FP32,
         "evaluate": games * tokens * JSON_BYTES_A_TOKEN,
         "export": weights,
     }

@@ -191,11 +191,13 @@ def check_tasks(adapter: Any, config: Config) -> None:
     Raises:
         RunError: a split has too few tasks.
     """
-    name, wanted = config.env.name, config.rollout.tasks
+    name, wanted = config.env.name, config.rollout.trajectories
     found = len(adapter.tasks(adapter.train_split))
     if found < wanted:
-        remedy = f"set rollout.tasks={found} or less" if found else "see what it says above and its options"
-        raise RunError(f"{name}: its split {adapter.train_split} has {found} tasks, rollout.tasks = {wanted}; {remedy}")
+        remedy = f"set rollout.trajectories={found} or less" if found else "see what it says above and its options"
+        raise RunError(
+            f"{name}: its split {adapter.train_split} has {found} tasks, rollout.trajectories = {wanted}; {remedy}"
+        )
     if config.warm_start.enabled and not adapter.tasks(adapter.warm_start_split):
         raise RunError(
             f"{name}: its split {adapter.warm_start_split} has no tasks to demonstrate; "

@@ -25,7 +25,9 @@ from stages.sweep import Sweep, SweepResult, get_ready, play_sweep
 def run(context: Context) -> StageResult:
     """Play the tasks of `context.iteration`."""
     config, adapter, iteration = context.config, context.adapter, context.iteration
-    tasks = tasks_of_iteration(adapter.tasks(adapter.train_split), config.run.seed, iteration, config.rollout.tasks)
+    tasks = tasks_of_iteration(
+        adapter.tasks(adapter.train_split), config.run.seed, iteration, config.rollout.trajectories
+    )
     players = get_ready(context, context.paths.policy(iteration - 1))
     sweep = Sweep(
         tasks=tasks,
@@ -65,7 +67,9 @@ def tasks_of_iteration(tasks: Sequence[Task], run_seed: int, iteration: int, cou
     """
     n = len(tasks)
     if n < count:
-        raise EnvironmentFault(f"the train split has {n} tasks, rollout.tasks = {count}; lower it to {n} or less")
+        raise EnvironmentFault(
+            f"the train split has {n} tasks, rollout.trajectories = {count}; lower it to {n} or less"
+        )
     stream: list[int] = []
     epoch = 0
     while len(stream) < iteration * count:

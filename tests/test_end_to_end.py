@@ -25,7 +25,7 @@ SETTINGS = {
     "env.rooms": 3, "env.tasks": 12, "env.max_turns": 4, "env.prompt_tokens": 64, "env.response_tokens": 4,
     "model.tiny_width": 16, "model.tiny_layers": 1, "model.tiny_heads": 2,
     "warm_start.demonstrations": 12, "warm_start.batch_size": 8,
-    "rollout.tasks": 8, "rollout.slots": 4, "optimize.minibatch_size": 8, "optimize.kl_coef": 0.01,
+    "rollout.trajectories": 8, "rollout.slots": 4, "optimize.minibatch_size": 8, "optimize.kl_coef": 0.01,
     "evaluate.every": 1, "evaluate.tasks": 6, "checkpoint.keep_last": 1, "logging.tensorboard": False,
 }  # fmt: skip
 FLAGS = [flag for key, value in SETTINGS.items() for flag in ("--set", f"{key}={json.dumps(value)}")]

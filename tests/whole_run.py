@@ -18,7 +18,7 @@ SETTINGS = {
             "response_tokens": 4},
     "warm_start": {"enabled": True, "demonstrations": 24, "epochs": 12.0, "batch_size": 16, "learning_rate": 1e-2,
                    "warmup_steps": 2, "error_rate": 0.4},
-    "rollout": {"tasks": 24, "slots": 12, "workers": 1},
+    "rollout": {"trajectories": 24, "slots": 12, "workers": 1},
     "optimize": {"minibatch_size": 16, "learning_rate": 3e-3, "kl_coef": 0.01},
     "evaluate": {"every": 2, "tasks": 6, "temperature": 1.0},
     "checkpoint": {"keep_last": 2},

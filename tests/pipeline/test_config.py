@@ -42,7 +42,7 @@ def test_the_paper_presets_hold_the_published_settings(preset, environment, max_
         "env.prompt_tokens": prompt_tokens,
         "env.response_tokens": 512,
         "warm_start.enabled": False,
-        "rollout.tasks": 128,
+        "rollout.trajectories": 128,
         "rollout.temperature": 1.0,
         "advantage.gamma": 0.95,
         "advantage.invalid_action_coef": 0.1,
@@ -96,9 +96,12 @@ def test_the_default_is_tiny_and_models_pick_their_preset():
         ("rollout.slots=" + "9" * 400, f"rollout.slots = {'9' * 24}: must be finite and below 1e+15"),
         ("rollout.slots=" + "9" * 5000, f"--set rollout.slots={'9' * 86}: the value is not YAML; put quotes around it"),
         ("rollout.turn_timeout_s=1e9", "rollout.turn_timeout_s = 1000000000.0: must be seconds in (0, 10000000]"),
-        ("rollout.tasks=", "rollout.tasks = null: must be a whole number"),
+        ("rollout.trajectories=", "rollout.trajectories = null: must be a whole number"),
         ("env.options=3", "env.options = 3: must be keys and values; set env.<key>=<value> one by one"),
-        ("rollout.tasks=a: b: c", "--set rollout.tasks=a: b: c: the value is not YAML; put quotes around it"),
+        (
+            "rollout.trajectories=a: b: c",
+            "--set rollout.trajectories=a: b: c: the value is not YAML; put quotes around it",
+        ),
         ("optimize.offload_parameters=true", None),
     ],
 )
@@ -119,7 +122,7 @@ OUT_OF_RANGE = {
     "value": {"r_max": 0, "temperature": 0},
     "env": {"name": "''", "max_turns": 0, "history_length": -1, "prompt_tokens": 7, "response_tokens": 1},
     "warm_start": {"demonstrations": 0, "epochs": 0, "batch_size": 0, "learning_rate": 0},
-    "rollout": {"tasks": 0, "temperature": 0, "slots": 0, "workers": -1, "turn_timeout_s": 0, "max_error_share": 1.1},
+    "rollout": {"trajectories": 0, "temperature": 0, "slots": 0, "workers": -1, "turn_timeout_s": 0, "max_error_share": 1.1},
     "advantage": {"gamma": 1.01, "gae_lambda": -0.1, "invalid_action_coef": -1, "epsilon": 0, "min_std": -1,
                   "score_tokens": 0},
     "optimize": {"learning_rate": 0, "warmup_steps": -1, "decay_iterations": -1,
@@ -158,7 +161,7 @@ def test_the_preset_of_smollm2_is_small_enough_for_a_machine_without_gpu():
     flat = flatten(configured(preset="smollm2-135m", environment="alfworld"))
     small = {"run.iterations": 1, "run.ranks": 1, "model.name": "smollm2-135m", "model.dtype": "float32",
              "model.chat_template": True, "env.max_turns": 4, "env.prompt": "published", "env.response_tokens": 32,
-             "rollout.tasks": 4, "evaluate.every": 0, "warm_start.enabled": False}  # fmt: skip
+             "rollout.trajectories": 4, "evaluate.every": 0, "warm_start.enabled": False}  # fmt: skip
     assert {key: flat[key] for key in small} == small
     assert 0 < flat["evaluate.final_tasks"] <= 4
 

@@ -171,7 +171,7 @@ def test_checkpointing_offload_and_stages_of_zero():
 def test_disk_by_hand(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)  # 500 bf16 weights
     (tmp_path / "tokenizer.json").write_bytes(b"0" * 77)
-    config = configured("rollout.tasks=4", "env.max_turns=5", "env.prompt_tokens=20", "env.response_tokens=10")
+    config = configured("rollout.trajectories=4", "env.max_turns=5", "env.prompt_tokens=20", "env.response_tokens=10")
     # policy 1000 bytes; engine: weights 1000, masters 2000, moments 4000
     assert disk_gib(config, "optimize", tmp_path) * 2**30 == pytest.approx(8000)
     assert disk_gib(config, "collect_rollouts", tmp_path) * 2**30 == pytest.approx(4 * 5 * 30 * 12)

@@ -20,7 +20,7 @@ class Sparse(CorridorAdapter):
 def config(tasks: int = 12, warm_start: bool = True) -> Config:
     return Config(
         env=EnvConfig(name="corridor"),
-        rollout=RolloutConfig(tasks=tasks),
+        rollout=RolloutConfig(trajectories=tasks),
         warm_start=WarmStartConfig(enabled=warm_start),
     )
 
@@ -31,8 +31,18 @@ def config(tasks: int = 12, warm_start: bool = True) -> Config:
         ((), 12, True, None),
         (("far",), 12, True, None),
         (("warm_start",), 12, False, None),
-        ((), 13, True, "corridor: its split train has 12 tasks, rollout.tasks = 13; set rollout.tasks=12 or less"),
-        (("train",), 1, True, "its split train has 0 tasks, rollout.tasks = 1; see what it says above and its options"),
+        (
+            (),
+            13,
+            True,
+            "corridor: its split train has 12 tasks, rollout.trajectories = 13; set rollout.trajectories=12 or less",
+        ),
+        (
+            ("train",),
+            1,
+            True,
+            "its split train has 0 tasks, rollout.trajectories = 1; see what it says above and its options",
+        ),
         (("warm_start",), 12, True, "warm_start has no tasks to demonstrate; .* or set warm_start.enabled=false"),
         (("near", "far"), 12, True, r"no held-out tasks to evaluate on \(near, far\); check"),
     ],

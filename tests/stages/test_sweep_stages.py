@@ -33,7 +33,7 @@ CONFIG = Config(
     run=RunConfig(iterations=2),
     model=ModelConfig(dtype="float32", chat_template=False),
     env=EnvConfig(name="tests.corridor:CorridorAdapter", max_turns=5, prompt_tokens=64, response_tokens=3),
-    rollout=RolloutConfig(tasks=6, slots=3, workers=1),
+    rollout=RolloutConfig(trajectories=6, slots=3, workers=1),
     evaluate=EvaluateConfig(tasks=5, temperature=0.4, greedy_too=True),
 )
 
@@ -96,7 +96,7 @@ def test_an_epoch_holds_each_task_once_and_an_iteration_none_twice():
     assert tasks_of_iteration(tasks, 0, 5, 3) != tasks_of_iteration(tasks, 1, 5, 3)
     first, second = (tasks_of_iteration(tasks, 0, i, 10) for i in (1, 2))
     assert first != second != tasks
-    with pytest.raises(EnvironmentFault, match="10 tasks, rollout.tasks = 11"):
+    with pytest.raises(EnvironmentFault, match="10 tasks, rollout.trajectories = 11"):
         tasks_of_iteration(tasks, 0, 1, 11)
 
 
@@ -224,7 +224,7 @@ def test_errors_are_counted_apart_and_played_again_on_resume(tmp_path, policies,
 
 def test_a_killed_collection_goes_on(tmp_path, policies, resident):
     """A real process, kill -9 in the middle of the rollouts, then the same stage again."""
-    config = dataclasses.replace(CONFIG, rollout=RolloutConfig(tasks=12, slots=1, workers=1))
+    config = dataclasses.replace(CONFIG, rollout=RolloutConfig(trajectories=12, slots=1, workers=1))
     uncut = make_context(tmp_path / "uncut", policies, resident, config=config)
     collect_rollouts.run(uncut)
     context = make_context(tmp_path / "cut", policies, resident, config=config)
@@ -241,7 +241,7 @@ def slowly(*arguments):
         yield one
         time.sleep(0.2)
 stages.sweep.play = slowly
-config = dataclasses.replace(CONFIG, rollout=RolloutConfig(tasks=12, slots=1, workers=1))
+config = dataclasses.replace(CONFIG, rollout=RolloutConfig(trajectories=12, slots=1, workers=1))
 collect_rollouts.run(make_context(Path({str(tmp_path / "cut")!r}), Path({str(policies)!r}), Resident(), config=config))
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
