@@ -15,7 +15,7 @@ SETTINGS = {
     "model.tiny_width": 64, "model.tiny_layers": 2, "model.tiny_heads": 2, "value.temperature": 0.125,
     "warm_start.epochs": 0.5, "warm_start.batch_size": 32, "warm_start.learning_rate": 3e-3,
     "rollout.trajectories": 64, "optimize.learning_rate": 4e-4, "optimize.warmup_steps": 40,
-        "optimize.minibatch_size": 256,
+    "optimize.minibatch_size": 256,
     "optimize.value_coef": 0.06, "optimize.q_coef": 0.06, "optimize.entropy_coef": 0.0, "optimize.kl_coef": 0.0,
     "evaluate.every": 0, "evaluate.temperature": 1.0, "logging.tensorboard": False,
 }  # fmt: skip
