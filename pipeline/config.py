@@ -168,6 +168,7 @@ class OptimizeConfig:
     entropy_coef: float = 0.001  # c_H
     value_warmup_iterations: int = 0  # iterations that train V and Q only, before the policy moves
     value_warmup_kl_coef: float = 1.0  # in these, instead of kl_coef: k3 against the policy that sampled the rollouts
+    max_skipped_steps: int = 3  # so many steps in a row whose loss or gradient is not finite stop the run
     zero_stage: Literal[0, 1, 2, 3] = 3  # DeepSpeed ZeRO: what is partitioned over ranks
     gradient_checkpointing: bool = False  # recompute activations in the backward pass
     offload_optimizer: bool = False  # fp32 masters and moments in CPU memory
@@ -176,7 +177,7 @@ class OptimizeConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "adam_epsilon", "max_grad_norm"):
             _check(getattr(self, name) > 0, f"optimize.{name}", getattr(self, name), "> 0")
-        for name in ("epochs", "minibatch_size", "microbatch_tokens"):
+        for name in ("epochs", "minibatch_size", "microbatch_tokens", "max_skipped_steps"):
             _check(getattr(self, name) >= 1, f"optimize.{name}", getattr(self, name), ">= 1")
         for name in ("weight_decay", "value_coef", "q_coef", "kl_coef", "entropy_coef", "value_warmup_kl_coef"):
             _check(getattr(self, name) >= 0, f"optimize.{name}", getattr(self, name), ">= 0")

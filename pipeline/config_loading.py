@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "rollout.turn_timeout_s",
     "rollout.max_error_share",
     "advantage.score_tokens",
+    "optimize.max_skipped_steps",
     "optimize.microbatch_tokens",
     "optimize.gradient_checkpointing",
     "evaluate.every",

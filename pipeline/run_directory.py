@@ -51,6 +51,10 @@ class RunPaths:
         return self.root / "errors.jsonl"
 
     @property
+    def skipped_steps(self) -> Path:
+        return self.root / "skipped_steps.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         return self.root / "tensorboard"
 

@@ -14,8 +14,6 @@ import math
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -29,8 +27,10 @@ from runtime.distributed import Distributed, from_environment, launch_variables,
 from runtime.engine_files import (
     REMEDY,
     STATE_TAG,
+    UNIVERSAL_TAG,
     EngineError,
     check_state_record,
+    convert_to_universal,
     copy_companions,
     read_state_record,
     write_state_record,
@@ -38,8 +38,6 @@ from runtime.engine_files import (
 from runtime.files import atomic_folder
 
 __all__ = ["EngineError", "TrainingEngine", "deepspeed_config", "init_distributed", "learning_rate_at"]
-
-UNIVERSAL_TAG = "universal"
 
 
 def deepspeed_config(
@@ -182,6 +180,7 @@ class TrainingEngine:
         self.distributed = distributed
         self.num_updates = 0
         self.skipped_steps = 0
+        self.skipped_in_row = 0  # since the last update
         self._zero_stage = zero_stage
         self._dtype = dtype
         self._movable = distributed.device.type == "cuda" and zero_stage == 3 and not offload_parameters
@@ -215,6 +214,8 @@ class TrainingEngine:
             last: True for the step's last micro-batch.
         """
         self._engine.set_gradient_accumulation_boundary(last)
+        if not math.isfinite(loss.item()):  # finite gradients or not: no rank may step on it
+            loss = loss * math.nan
         # DeepSpeed averages gradients over ranks; the factor turns that into the sum the loss calls for.
         self._engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
 
@@ -234,9 +235,11 @@ class TrainingEngine:
             norm = float(self._engine.get_global_grad_norm()) if norm is None else norm
             if self._engine.was_step_applied() and math.isfinite(norm):
                 self.num_updates += 1
+                self.skipped_in_row = 0
                 return norm
         self._engine.module.zero_grad(set_to_none=True)
         self.skipped_steps += 1
+        self.skipped_in_row += 1
         return math.nan
 
     def _local_gradient_norm(self) -> float:
@@ -262,6 +265,7 @@ class TrainingEngine:
                 dtype=self._dtype,
                 num_updates=self.num_updates,
                 skipped_steps=self.skipped_steps,
+                skipped_in_row=self.skipped_in_row,
                 client_state=client_state or {},
             )
 
@@ -279,6 +283,7 @@ class TrainingEngine:
             raise EngineError(f"{folder}: DeepSpeed found nothing to load; {REMEDY}")
         self.num_updates = record["num_updates"]
         self.skipped_steps = record["skipped_steps"]
+        self.skipped_in_row = record.get("skipped_in_row", 0)  # older checkpoints lack it
 
     def _load_converted(self, folder: Path, record: dict[str, Any]) -> None:
         """Load the checkpoint of another number of ranks by way of DeepSpeed's universal format."""
@@ -383,18 +388,3 @@ def decay_groups(
         (decayed if len(shape) >= 2 else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def convert_to_universal(folder: Path, converted: Path, zero_stage: int) -> str | None:
-    """Convert an engine checkpoint to DeepSpeed's universal format, which any number of ranks can load.
-
-    Runs in a process of its own because the converter forks workers and prints. Returns the fault, or None.
-    """
-    shutil.rmtree(converted, ignore_errors=True)
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(folder / STATE_TAG), "--output_folder", str(converted / UNIVERSAL_TAG)]
-    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
-    if zero_stage < 3:
-        command.append("--inject_missing_state")
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if result.returncode == 0 else (result.stderr.strip().splitlines() or ["no message"])[-1]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 STATE_SCHEMA = 1
 STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
+UNIVERSAL_TAG = "universal"
 STATE_RECORD = "engine.json"
 STATE_FACTS = {"world_size", "zero_stage", "dtype", "num_updates", "skipped_steps", "files"}
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
@@ -68,3 +71,18 @@ def copy_companions(source: Path, target: Path) -> None:
         ours = path.name.endswith(WEIGHT_SUFFIXES) or path.name == "manifest.json"  # of a run, not of the model
         if path.is_file() and not ours and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
+
+
+def convert_to_universal(folder: Path, converted: Path, zero_stage: int) -> str | None:
+    """Convert an engine checkpoint to DeepSpeed's universal format, which any number of ranks can load.
+
+    Runs in a process of its own because the converter forks workers and prints. Returns the fault, or None.
+    """
+    shutil.rmtree(converted, ignore_errors=True)
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command += ["--input_folder", str(folder / STATE_TAG), "--output_folder", str(converted / UNIVERSAL_TAG)]
+    command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    if zero_stage < 3:
+        command.append("--inject_missing_state")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else (result.stderr.strip().splitlines() or ["no message"])[-1]

@@ -30,6 +30,7 @@ from runtime.scoring import read_scores
 from runtime.shards import read_targets, read_trajectories
 from stages.context import Context, StageResult
 from stages.engines import make_engine
+from stages.skipped_steps import note_skipped_step
 
 LOWEST_RATE = 0.1  # share of the learning rate that is left after its decay
 
@@ -38,7 +39,7 @@ LOWEST_RATE = 0.1  # share of the learning rate that is left after its decay
 class Tally:
     """What this rank has seen while it trained. `sums` are those of `sapo_loss`, added up."""
 
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)  # of the steps that were applied
     grad_norms: list[float] = field(default_factory=list)  # one an optimizer step that was applied
     learning_rate: float = 0.0  # of the last step
     first_ratio_error: float = 0.0  # max |ratio - 1| before the first step: 0 up to rounding
@@ -138,7 +139,7 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
     lengths = [len(row.input_ids) for row in rows]
     plan = plan_microbatches(lengths, config.microbatch_tokens, distributed.world_size)[distributed.rank]
     num_tokens, num_turns = count_rows(rows)  # of the whole minibatch, all ranks
-    first = not tally.sums
+    first, step_sums = not tally.sums, Counter()
     warming = context.iteration <= config.value_warmup_iterations
     for k, microbatch in enumerate(plan):
         batch = train_batch([rows[index] for index in microbatch.rows], microbatch.weight).to(distributed.device)
@@ -162,15 +163,18 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
             policy_coef=0.0 if warming else 1.0,
         )
         engine.backward(loss, last=k == len(plan) - 1)
-        tally.sums.update(sums)
+        step_sums.update(sums)
         if first:
             error = ratio_error(output.logprobs, batch.old_logprobs, microbatch)
             tally.first_ratio_error = max(tally.first_ratio_error, error)
     base = config.learning_rate * decay(context.iteration, config.decay_iterations)
     tally.learning_rate = learning_rate_at(engine.num_updates, base, config.warmup_steps)
     norm = engine.step(tally.learning_rate)
-    if math.isfinite(norm):
-        tally.grad_norms.append(norm)
+    if not math.isfinite(norm):
+        note_skipped_step(context, engine, rows)
+        return
+    tally.sums.update(step_sums)
+    tally.grad_norms.append(norm)
 
 
 def ratio_error(logprobs: torch.Tensor, old_logprobs: torch.Tensor, microbatch: Microbatch) -> float:

@@ -41,6 +41,7 @@ from runtime.seeding import permutation
 from runtime.weight_files import policy_fingerprint
 from stages.context import Context, StageResult
 from stages.engines import make_engine
+from stages.skipped_steps import note_skipped_step
 
 DEV_SHARE = 0.05  # of the demonstrations, held out to measure accuracy
 FINAL_LEARNING_RATE = 0.1  # the cosine ends at this share of the learning rate
@@ -175,7 +176,8 @@ def train_step(context: Context, engine: TrainingEngine, rows: Sequence[Row], le
         loss = -microbatch.weight * engine.forward(batch).logprobs.sum() / num_tokens
         engine.backward(loss, last=k == len(own) - 1)
         total += loss.item()
-    engine.step(learning_rate)
+    if not math.isfinite(engine.step(learning_rate)):
+        note_skipped_step(context, engine, rows)
     return distributed.sum([total], "the loss of the warm start")[0]
 
 
