@@ -4,7 +4,7 @@ Example (shortened):
     {"format": 1, "stage": "collect_rollouts", "iteration": 3, "config": "c555f06e22931b82",
      "inputs": {"policy": "9f2c..."}, "outputs": {"rank-00000.jsonl": {"bytes": 81234, "sha256": "77ab..."}},
      "counts": {"trajectories": 64}, "metrics": {"rollout/success": 0.41}, "seconds": {"total": 3.2, ...},
-     "peak_memory_mib": {"cpu": 812.0, "cuda": 0.0}, "ranks": 1, "versions": {...}, "removed": []}
+     "cpu_s": 3.1, "peak_memory_mib": {"cpu": 812.0, "cuda": 0.0}, "ranks": 1, "versions": {...}, "removed": []}
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Manifest:
     counts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)  # "total" and the stage's own parts
+    cpu_s: float | None = None  # of all ranks, their environment workers included; None: a version that did not count
     peak_memory_mib: Mapping[str, float] = field(default_factory=dict)  # of the highest rank's process until then
     ranks: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import torch
 from env_adapters.registry import make_adapter
 from pipeline.config import Config
 from pipeline.config_loading import load_config
+from pipeline.cpu_time import cpu_seconds
 from pipeline.export import export_policy
 from pipeline.faults import names_its_remedy, one_line
 from pipeline.manifests import (
@@ -217,7 +218,7 @@ def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest |
     """
     stage, iteration = session.at = step
     session.on_main(lambda: _check_before(session, step, recompute), f"the checks before {stage}")
-    started = time.monotonic()
+    started, cpu_before = time.monotonic(), cpu_seconds()
     if stage == EXPORT:
         last = session.facts.iterations
         session.on_main(lambda: export_policy(session.paths.policy(last), session.paths.export), "the export")
@@ -235,7 +236,8 @@ def do_step(session: Session, step: Name, recompute: bool = False) -> Manifest |
         )
         result = module.run(context, recompute=True) if recompute else module.run(context)
     session.distributed.barrier(f"the end of {stage} {iteration}")
-    return _record(session, step, result, time.monotonic() - started)
+    work_s = time.monotonic() - started
+    return _record(session, step, result, work_s, cpu_seconds() - cpu_before)
 
 
 def _check_before(session: Session, step: Name, recompute: bool) -> None:
@@ -262,10 +264,11 @@ def _check_before(session: Session, step: Name, recompute: bool) -> None:
     session.manifests.pop(step, None)
 
 
-def _record(session: Session, step: Name, result: StageResult, work_s: float) -> Manifest | None:
+def _record(session: Session, step: Name, result: StageResult, work_s: float, cpu_s: float) -> Manifest | None:
     stage, iteration = step
     cuda = torch.cuda.max_memory_allocated() if session.distributed.device.type == "cuda" else 0
     memory = session.distributed.gather(peak_memory_mib(cuda), "peak memory")
+    cpu_s = session.distributed.sum([cpu_s], "the CPU seconds of all ranks")[0]
     if not session.is_main:
         return None
     started = time.monotonic()
@@ -279,6 +282,7 @@ def _record(session: Session, step: Name, result: StageResult, work_s: float) ->
         counts=dict(result.counts),
         metrics=dict(result.metrics),
         seconds={"total": work_s, **result.seconds},
+        cpu_s=round(cpu_s, 2),
         peak_memory_mib={kind: max(rank[kind] for rank in memory) for kind in ("cpu", "cuda")},
         ranks=session.distributed.world_size,
         versions=versions(),
