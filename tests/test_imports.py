@@ -28,6 +28,7 @@ DOORS = {
     "rapidfuzz": {"env_adapters/webshop"},
     "spacy": {"env_adapters/webshop"},
     "tensorboard": set(),
+    "scipy": set(),  # for tests
     "rich": {"pipeline/inspect"},
     "msgspec": {"pipeline/inspect/reading.py"},
     "matplotlib": {"pipeline/report/figures.py"},
