@@ -8,7 +8,7 @@ import threading
 import time
 from types import FrameType
 
-LAUNCHER_PID = "SAPO_LAUNCHER_PID"  # set by pipeline.launch: its process, whose death ends the run
+LAUNCHER_PID = "SAPO_LAUNCHER_PID"  # set by who starts a run or its ranks: the process whose death ends them
 WATCH_EVERY_S = 1.0
 
 
@@ -39,6 +39,12 @@ def end_with_parents() -> None:
     resumed, so an orphan has nothing to lose.
     """
     threading.Thread(target=_watch, args=(os.getppid(), os.environ.get(LAUNCHER_PID)), daemon=True).start()
+
+
+def end_with_launcher() -> None:
+    """`end_with_parents` where another of our processes has started this one, as its children or its ranks."""
+    if LAUNCHER_PID in os.environ:
+        end_with_parents()
 
 
 def _watch(parent: int, launcher: str | None) -> None:

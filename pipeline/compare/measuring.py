@@ -184,15 +184,20 @@ def stage_sums(manifests: Mapping[tuple[str, int], Manifest]) -> dict[str, dict[
     return sums
 
 
-def save(runs: Sequence[Measured], path: Path) -> None:
-    """Write the numbers of all runs as compressed JSON; the same numbers give the same bytes."""
-    text = json.dumps({"format": FORMAT, "runs": [asdict(one) for one in runs]}, separators=(",", ":"), default=str)
+def save(runs: Sequence[Measured], left_out: Sequence[str], path: Path) -> None:
+    """Write the numbers of all runs as compressed JSON; the same numbers give the same bytes.
+
+    Args:
+        left_out: runs that are not in it, and why, one line each.
+    """
+    data = {"format": FORMAT, "left_out": list(left_out), "runs": [asdict(one) for one in runs]}
+    text = json.dumps(data, separators=(",", ":"), default=str)
     with atomic_path(path) as temporary:
         temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def load(path: Path) -> list[Measured]:
-    """The inverse of `save`.
+def load(path: Path) -> tuple[list[Measured], list[str]]:
+    """The inverse of `save`: the runs, and what was left out.
 
     Raises:
         RunError: missing, or not such a file.
@@ -201,7 +206,7 @@ def load(path: Path) -> list[Measured]:
         data = json.loads(gzip.decompress(path.read_bytes()))
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']!r}, this version reads {FORMAT}")
-        return [from_plain(one) for one in data["runs"]]
+        return [from_plain(one) for one in data["runs"]], [str(line) for line in data["left_out"]]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as fault:
         text = f"{path}: not the numbers of a comparison ({fault}); name a folder that `pipeline.compare` wrote"
         raise RunError(text) from fault

@@ -159,13 +159,16 @@ def pairs(groups: Groups, split: str) -> list[dict[str, Any]]:
         by_seed = {run.seed: run for run in others}
         matched = [(run, by_seed[run.seed]) for run in own if run.seed in by_seed]
         matched = [(a, b) for a, b in matched if split in a.outcomes and split in b.outcomes]
-        if matched:
-            rows.append({"split": split, "first": first, "second": second, **pair(matched, split)})
+        if matched and (row := pair(matched, split)):
+            rows.append({"split": split, "first": first, "second": second, **row})
     return rows
 
 
-def pair(matched: Sequence[tuple[Measured, Measured]], split: str) -> dict[str, Any]:
-    """The difference of two variants, task by task and seed by seed, and McNemar's counts and p-values."""
+def pair(matched: Sequence[tuple[Measured, Measured]], split: str) -> dict[str, Any] | None:
+    """The difference of two variants, task by task and seed by seed, and McNemar's counts and p-values.
+
+    None where no task was judged for both.
+    """
     results = [[dict(zip(one.outcomes[split].tasks, one.outcomes[split].won, strict=True)) for one in both]
                for both in matched]  # fmt: skip
     common = set.intersection(*(set(one) for both in results for one in both))
@@ -173,6 +176,8 @@ def pair(matched: Sequence[tuple[Measured, Measured]], split: str) -> dict[str, 
     tasks = {task: kind for task, kind in zip(outcomes.tasks, outcomes.types, strict=True) if task in common}
     first, second = (np.array([[judged(both[side][task]) for task in tasks] for both in results]) for side in (0, 1))
     difference, low, high = paired_interval(first, second, list(tasks.values()))
+    if np.isnan(difference):
+        return None
     alone = ((first > second).sum(axis=1), (second > first).sum(axis=1))
     return {
         "seeds": [a.seed for a, _ in matched],

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         found = panels(run, gathered.sums, sweeps)
         data = page_data(run, gathered, sweeps, found)
         page = arguments.output or arguments.run_dir / "report.html"
-        atomic_write_text(page, render(data))
+        atomic_write_text(page, render(data, data["run"]["name"]))
         shown, total = data["episodes"]["shown"], gathered.num_episodes
         print(f"{page}: {page.stat().st_size / MEGABYTE:.1f} MB, {shown} of {total} episodes to read in it")
         if arguments.png is not None:

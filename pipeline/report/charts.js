@@ -91,11 +91,13 @@ function area(series, f) {
 }
 
 function lines(f, series) {
+  const means = series.some((one) => one.thin), several = series.filter((one) => !one.thin).length > 1;
   series.forEach((one, index) => {
     const group = f.layer.appendChild(draw("g", { class: `k${one.color ?? index}` }));
+    if (one.thin) { group.append(draw("path", { class: "line thin", d: path(one.x, one.y, f) })); return; }
     // Few points with intervals, several to a place: bars beside each other say more than bands over each other.
-    const bars = one.low && series.length > 1 && one.x.length <= 12, beside = bars ? 4 * (index - (series.length - 1) / 2) : 0;
-    if (one.low) group.append(draw("path", { class: series.length > 1 ? "band faint" : "band", d: area(one, f) }));
+    const bars = one.low && several && !means && one.x.length <= 12, beside = bars ? 4 * (index - (series.length - 1) / 2) : 0;
+    if (one.low) group.append(draw("path", { class: several ? "band faint" : "band", d: area(one, f) }));
     if (bars) one.x.forEach((x, i) => group.append(draw("line", { class: "whisker",
       x1: f.x(x) + beside, x2: f.x(x) + beside, y1: f.y(one.low[i]), y2: f.y(one.high[i]) })));
     if (one.dots) one.dots.forEach((v, i) => {
@@ -144,30 +146,33 @@ function fitted(place, paint) {
 
 // A panel of curves: title, unit, one coloured reading a series, chart.
 function curves(panel) {
+  const named = panel.series.filter((one) => !one.thin), alike = named.length === panel.series.length;
   const xs = [...new Set(panel.series.flatMap((one) => one.x))].sort((a, b) => a - b);
   const values = panel.series.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? []), ...(one.dots ?? [])]);
   const readout = make("div", { class: "readout" }), form = panel.share ? percent : number;
   const read = (at) => {
-    const spans = panel.series.map((one, index) => {
-      const i = at === null ? one.x.length - 1 : one.x.indexOf(at);
+    const spans = named.map((one, index) => {
+      const i = at === null ? one.x.length - 1 : alike ? one.x.indexOf(at)
+        : at > one.x.at(-1) ? -1 : nearest(one.x, at);
       if (i < 0) return null;
       const interval = one.low && one.low[i] !== null
         ? ` [${form(one.low[i])}, ${form(one.high[i])}]` : "";
       const n = one.n ? `, n ${number(one.n[i])}` : "";
       const single = at !== null && one.dots ? ` (alone ${form(one.dots[i])})` : "";
-      return make("span", { class: `k${index}` }, `${one.name} ${form(one.y[i])}${interval}${single}${n}`);
+      return make("span", { class: `k${one.color ?? index}` }, `${plain(one.name)} ${form(one.y[i])}${interval}${single}${n}`);
     });
-    const where = at === null ? null : make("span", { class: "muted" }, `iteration ${at}:`);
+    const where = at === null ? null : make("span", { class: "muted" }, `${panel.x_label} ${number(at)}:`);
     readout.replaceChildren(...[where, ...spans].filter(Boolean));
   };
   read(null);
   const place = fitted(make("div", { class: "chart" }), (width) => {
     const ends = xs.length > 1 ? [xs[0], xs.at(-1)] : [xs[0] - 1, xs[0] + 1];
-    const f = frame({ width, height: 160, xs: ends, ys: extent(values, panel), share: panel.share,
-      label: `${panel.title}, ${panel.unit}, by iteration` });
+    const ours = panel.x_label !== "iteration";
+    const f = frame({ width, height: ours ? 200 : 160, xs: ends, ys: extent(values, panel), share: panel.share,
+      whole: !ours, xLabel: ours ? panel.x_label : "", label: `${panel.title}, ${panel.unit}, by ${panel.x_label}` });
     lines(f, panel.series);
     follow(f, xs, read);
     return f.root;
   });
-  return make("figure", { class: "panel" }, make("h3", {}, `${panel.title} `, make("span", { class: "unit" }, panel.unit)), readout, place);
+  return make("figure", { class: "panel" }, make("h3", {}, `${plain(panel.title)} `, make("span", { class: "unit" }, panel.unit)), readout, place);
 }

@@ -19,6 +19,7 @@ from runtime.intervals import ratio_interval, wilson_interval
 
 LONGEST_CURVE = 600  # points: longer ones are thinned, after the means were taken
 ROLLOUTS = "rollouts"
+COLORS = 8  # that page.css and the figures have
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Series:
     """
 
     name: str
-    x: list[int]  # iterations
+    x: list[float]  # iterations, or what the panel's x_label says
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
     n: list[int] | None = None  # episodes behind each point
     dots: list[float | None] | None = None  # single iterations, where y is a mean over some
+    color: int | None = None  # below COLORS; None: the number of the series
+    thin: bool = False  # one of several that a thick line is the mean of: drawn faintly, without a reading of its own
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Panel:
     series: list[Series]
     floor: float | None = None  # the axis does not go below
     share: bool = False  # shown in per cent
+    x_label: str = "iteration"
 
 
 def panels(run: Run, sums: Mapping[int, Sums], sweeps: Sequence[Sweep]) -> list[Panel]:

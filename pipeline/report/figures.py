@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: E402
 
 from pipeline.report.curves import Panel  # noqa: E402
 
-COLORS = ("#1f5fa8", "#c0500c", "#2a7d4f", "#7a4fa3")
+COLORS = ("#1f5fa8", "#c0500c", "#2a7d4f", "#7a4fa3", "#9a7400", "#b3347f", "#0f7c86", "#6b5a4a")
 WIDTH, ROW = 6.75, 1.75  # inches: both columns of a page; one row of panels
 COLUMNS = 3
 FEW = 12  # points that are drawn with their intervals as bars
@@ -46,18 +46,36 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def curves_figure(panels: Sequence[Panel]) -> Figure:
-    """Small multiples, COLUMNS a row."""
-    rows = -(-len(panels) // COLUMNS)
-    figure = Figure(figsize=(WIDTH, ROW * rows), layout="constrained")
+def write_comparison(path: Path, panels: Sequence[Panel]) -> Path:
+    """Panels of the same lines, two a row, with one legend for all of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure = curves_figure(panels, columns=2, row=1.3 * ROW, legends=False)
+        lines, names = figure.axes[0].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=min(5, len(names)))
+        return save(figure, path)
+
+
+def curves_figure(panels: Sequence[Panel], columns: int = COLUMNS, row: float = ROW, legends: bool = True) -> Figure:
+    """Small multiples, `columns` a row; `row` is the height of one in inches."""
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(WIDTH, row * rows), layout="constrained")
     for place, panel in enumerate(panels, start=1):
-        draw_panel(figure.add_subplot(rows, COLUMNS, place), panel)
+        axes = figure.add_subplot(rows, columns, place)
+        draw_panel(axes, panel)
+        if legends and len(panel.series) > 1:
+            axes.legend()
     return figure
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    for one, color in zip(panel.series, COLORS * len(panel.series), strict=False):
-        few = len(one.x) <= FEW
+    means = any(one.thin for one in panel.series)
+    for number, one in enumerate(panel.series):
+        color = COLORS[(number if one.color is None else one.color) % len(COLORS)]
+        few = len(one.x) <= FEW and not means
+        if one.thin:
+            axes.plot(one.x, numbers(one.y), color=color, linewidth=0.5, alpha=0.45)
+            continue
         if one.low is not None and one.high is not None and few:
             axes.vlines(one.x, *map(numbers, (one.low, one.high)), color=color, linewidth=0.8, alpha=0.7)
         elif one.low is not None and one.high is not None:
@@ -67,16 +85,14 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         axes.plot(one.x, numbers(one.y), color=color, label=one.name, marker="o" if few else None, ms=2.5)
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
-    axes.set_xlabel("iteration")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
+    axes.set_xlabel(panel.x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=panel.x_label == "iteration", steps=ROUND))
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
     if panel.share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     low, _ = axes.get_ylim()
     if panel.floor is not None and (panel.floor == 0 or low < panel.floor):
         axes.set_ylim(bottom=panel.floor)
-    if len(panel.series) > 1:
-        axes.legend()
 
 
 def calibration_figure(calibration: Mapping[str, Any]) -> Figure:

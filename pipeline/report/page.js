@@ -1,7 +1,5 @@
 // The page: reads its own JSON and builds the sections.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const main = document.getElementById("main");
 const SECTIONS = {
   outcome: ["Outcome", "Held-out tasks are the same at every evaluation."],
   learning: ["Learning", "Per optimizer step, averaged over an iteration."],
@@ -11,20 +9,6 @@ const SECTIONS = {
 const smoothing = data.window > 1
   ? `Dots: single iterations. Lines: means over ${data.window} of them; shaded: the 95 % interval of that mean, over episodes.`
   : "Shaded: 95 % intervals, over episodes.";
-
-function section(id, title, note) {
-  document.getElementById("nav").append(make("a", { href: `#${id}` }, title));
-  const place = make("section", {}, make("h2", { id }, title), note ? make("p", { class: "note" }, note) : null);
-  main.append(place);
-  return place;
-}
-
-function table(head, rows) {
-  const cell = (tag, value, i) => make(tag, i > 0 ? { class: "number" } : {}, value);
-  return make("div", { class: "scroll" }, make("table", {},
-    make("thead", {}, make("tr", {}, ...head.map((value, i) => cell("th", value, i)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((value, i) => cell("td", value, i)))))));
-}
 
 const interval = ([p, low, high]) => `${percent(p)}  [${percent(low)}, ${percent(high)}]`;
 

@@ -27,7 +27,9 @@ from pipeline.report.sampling import Packed, short
 from pipeline.run_directory import EXPORT, STAGES
 
 HERE = Path(__file__).parent
-SCRIPTS = ("charts.js", "page.js", "browser.js")
+STYLE = HERE / "page.css"
+PARTS = (HERE / "charts.js", HERE / "sections.js")  # what every page draws with
+SCRIPTS = (*PARTS, HERE / "page.js", HERE / "browser.js")
 ERRORS_SHOWN = 20
 
 
@@ -149,14 +151,14 @@ def episode_tables(episodes: Sequence[Packed]) -> dict[str, Any]:
     }
 
 
-def render(data: Mapping[str, Any]) -> str:
-    """The page's text."""
-    style = (HERE / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+def render(data: Mapping[str, Any], title: str, scripts: Sequence[Path] = SCRIPTS) -> str:
+    """The page's text: `data` as JSON, which the scripts show."""
+    style = STYLE.read_text(encoding="utf-8")
+    script = "\n".join(path.read_text(encoding="utf-8") for path in scripts)
     parts = {
         "style_hash": source_hash(style),
         "script_hash": source_hash(script),
-        "title": html.escape(data["run"]["name"]),
+        "title": html.escape(title),
         "style": style,
         "data": script_json(data),
         "script": script,

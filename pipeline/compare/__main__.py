@@ -1,0 +1,158 @@
+"""`python -m pipeline.compare`: algorithms (or settings) side by side, over seeds, with tables, curves and tests."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from env_adapters.base import EnvironmentFault
+from pipeline.command_line import Flags
+from pipeline.compare.measuring import Measured, load, measure
+from pipeline.compare.planning import (
+    DEFAULT_ALGORITHM,
+    PlannedRun,
+    parse_run,
+    parse_seeds,
+    parse_variant,
+    plan_runs,
+    shared_arguments,
+    state,
+    variants_of,
+)
+from pipeline.compare.running import Runner
+from pipeline.compare.writing import NUMBERS, write
+from pipeline.config import ConfigError
+from pipeline.config_loading import DEFAULT_PRESET
+from pipeline.run_directory import RunError
+
+EXAMPLES = """examples:
+  python -m pipeline.compare --algorithms sapo,ppo,grpo --seeds 5 --env alfworld --preset tiny --jobs 2
+  python -m pipeline.compare --algorithms sapo --variant no-q:optimize.q_coef=0 --seeds 3
+  python -m pipeline.compare --runs runs/tiny-alfworld-seed0 ppo:runs/other --out results
+  python -m pipeline.compare --from runs/compare-tiny-alfworld --out docs/results/tiny   tables and curves anew
+The same command again goes on where it was. docs/comparing.md says what the numbers mean."""
+FAILED, FAULT = 1, 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 0: all runs are in the tables; 1: some failed or are missing; 2: a named fault; 128+n: signal n."""
+    try:
+        flags = arguments().parse_args(argv)
+        if flags.source is not None:
+            runs, left_out = load(flags.source / NUMBERS)
+            return finish(flags.out or flags.source, runs, left_out)
+        planned, given = everything(flags)
+        out = flags.out or default_out(flags)
+        states = {run.name: state_or_fault(run) for run in planned}
+        say_plan(planned, states)
+        if flags.dry_run:
+            return 0
+        runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+        runner.run([run for run in planned if states[run.name] in ("new", "begun")])
+        faults = {name: found for name, found in states.items() if found not in ("new", "begun", "finished")}
+        runs, left_out = measure_all([*((run.variant, run.folder) for run in planned), *given],
+                                     faults | runner.failures)  # fmt: skip
+        code = finish(out, runs, left_out)
+        return 128 + runner.stopped_by if runner.stopped_by else code
+    except (ConfigError, RunError, EnvironmentFault, OSError) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return FAULT
+
+
+def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[str, Path]]]:
+    """The runs to plan and those that are given.
+
+    Raises:
+        ConfigError: nothing to compare, or a flag that is wrong.
+    """
+    algorithms = [name for name in flags.algorithms.split(",") if name]
+    variants = variants_of(algorithms, [parse_variant(text) for text in flags.variant])
+    given = [parse_run(text) for text in flags.runs]
+    if not variants and not given:
+        raise ConfigError("nothing to compare: name --algorithms, --variant, --runs or --from")
+    if flags.jobs < 1:
+        raise ConfigError(f"--jobs {flags.jobs}: must be >= 1")
+    out = flags.out or default_out(flags)
+    return plan_runs(variants, parse_seeds(flags.seeds), shared_arguments(flags), out), given
+
+
+def default_out(flags: argparse.Namespace) -> Path:
+    from pipeline.compare.writing import slug
+
+    return Path("runs") / f"compare-{flags.preset or DEFAULT_PRESET}-{slug(flags.env or 'alfworld')}"
+
+
+def state_or_fault(run: PlannedRun) -> str:
+    """The state of a run whose settings are right; of one whose folder cannot be used what is wrong with it."""
+    try:
+        return state(run)
+    except RunError as fault:
+        return str(fault)
+
+
+def say_plan(planned: Sequence[PlannedRun], states: dict[str, str]) -> None:
+    if planned:
+        done = sum(states[run.name] == "finished" for run in planned)
+        print(f"{len(planned)} runs, {done} of them finished")
+    for run in planned:
+        print(f"  {states[run.name]:<9} bash run.sh {shlex.join(run.arguments)}")
+    sys.stdout.flush()
+
+
+def measure_all(named: Sequence[tuple[str, Path]], faults: dict[str, str]) -> tuple[list[Measured], list[str]]:
+    """The numbers of all finished runs, and what is left out and why."""
+    runs, left_out = [], []
+    for variant, folder in named:
+        try:
+            if folder.name in faults:
+                raise RunError(f"{folder}: {faults[folder.name].removeprefix(f'{folder}: ')}")
+            runs.append(measure(folder, variant))
+        except (RunError, ConfigError) as fault:
+            left_out.append(str(fault))
+    return runs, left_out
+
+
+def finish(out: Path, runs: Sequence[Measured], left_out: Sequence[str]) -> int:
+    """Write the files and say where they are.
+
+    Raises:
+        RunError: there is no run to show, or two of one variant and seed.
+    """
+    for line in left_out:
+        print(f"left out: {line}", file=sys.stderr)
+    if not runs:
+        raise RunError(f"{out}: no finished run to compare; see what is said of each above")
+    names = [(run.variant, run.seed) for run in runs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RunError(f"{twice[0]}, seed {twice[1]}: two runs; name one of them otherwise: --runs NAME:DIR")
+    for path in write(out, runs, left_out):
+        print(path)
+    return FAILED if left_out else 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    flags = Flags(
+        prog="python -m pipeline.compare", description=__doc__, epilog=EXAMPLES, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    flags.add_argument("--algorithms", default="", metavar="A,B", help=f"such as {DEFAULT_ALGORITHM},ppo,grpo")
+    flags.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...",
+                       help="other settings under a name of their own; repeatable")  # fmt: skip
+    flags.add_argument("--seeds", default="3", help="how many, or which with commas; default 3")
+    flags.add_argument("--runs", nargs="+", default=[], metavar="[NAME:]DIR", help="finished runs to compare as well")
+    flags.add_argument("--from", dest="source", type=Path, metavar="DIR", help="a comparison's folder: write it anew")
+    flags.add_argument("--out", type=Path, help="where everything goes; default: runs/compare-<preset>-<env>")
+    flags.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
+    flags.add_argument("--dry-run", action="store_true", help="print the runs; start nothing")
+    for name, kind in (("preset", str), ("model", str), ("env", str), ("iterations", int), ("ranks", int)):
+        flags.add_argument(f"--{name}", type=kind, help="as of bash run.sh")
+    flags.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of bash run.sh; repeatable")
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())

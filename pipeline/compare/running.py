@@ -1,0 +1,99 @@
+"""The runs of a comparison as child processes, a few at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from pipeline.compare.planning import PlannedRun
+from pipeline.signals import LAUNCHER_PID
+from runtime.progress import clock
+
+ROOT = Path(__file__).resolve().parents[2]
+POLL_S = 0.2
+TAIL_BYTES = 4000
+
+
+@dataclass
+class Runner:
+    """Starts runs, waits for them, and hands signals on: the first asks them to stop, a second ends them at once.
+
+    A child dies with this process, however it ends; what it has finished is on disk, and the same command goes on.
+    """
+
+    jobs: int
+    say: Callable[[str], None]
+    failures: dict[str, str] = field(default_factory=dict)  # name of the run -> what it said last
+    stopped_by: int = 0
+
+    def run(self, runs: Sequence[PlannedRun]) -> None:
+        """Run all; a run that fails is noted in `failures` and the others go on."""
+        waiting, living = list(runs), {}
+        before = {number: signal.signal(number, self._forward(living)) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while living or (waiting and not self.stopped_by):
+                while waiting and len(living) < self.jobs and not self.stopped_by:
+                    one = waiting.pop(0)
+                    living[one.name] = (self._start(one), one, time.monotonic())
+                    self.say(f"{one.name}: started, {len(waiting)} waiting; {one.log}")
+                time.sleep(POLL_S)
+                self._collect(living)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self, run: PlannedRun) -> subprocess.Popen:
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(run.log, "ab") as log:
+            command = [sys.executable, "-m", "pipeline", *run.arguments]
+            return subprocess.Popen(
+                command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        if self.jobs > 1:  # else the run decides itself, for all cores
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.jobs)))
+        return environment
+
+    def _collect(self, living: dict[str, tuple[subprocess.Popen, PlannedRun, float]]) -> None:
+        for name, (child, run, started) in list(living.items()):
+            if child.poll() is None:
+                continue
+            del living[name]
+            took = clock(time.monotonic() - started)
+            if child.returncode == 0:
+                self.say(f"{name}: finished in {took}")
+            elif self.stopped_by:
+                self.say(f"{name}: stopped")
+            else:
+                self.failures[name] = last_line(run.log)
+                self.say(f"{name}: failed after {took} ({self.failures[name]}); see {run.log}")
+
+    def _forward(self, living: dict[str, tuple[subprocess.Popen, PlannedRun, float]]) -> Callable:
+        def handler(number: int, frame: FrameType | None) -> None:
+            if not self.stopped_by:
+                self.say("stopping after the stages in progress; once more to stop at once")
+            self.stopped_by = number
+            for child, _, _ in living.values():
+                child.send_signal(signal.SIGTERM)
+
+        return handler
+
+
+def last_line(log: Path) -> str:
+    """What a run said at its end: its last line with `error: `, else its last line."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("error: ")]
+    return (named or lines or ["it said nothing"])[-1].removeprefix("error: ")
