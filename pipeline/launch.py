@@ -26,7 +26,7 @@ from pipeline.config_loading import differences, load_config, save_config, to_tr
 from pipeline.faults import USER_FAULT, end_on, names_its_remedy
 from pipeline.manifests import check_outputs, read_manifests
 from pipeline.memory import model_shape, stage_memory, table
-from pipeline.plan import Facts, next_step, plan
+from pipeline.plan import Facts, Name, next_step, plan
 from pipeline.printout import final_summary, plan_table
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
@@ -34,6 +34,7 @@ from pipeline.signals import LAUNCHER_PID
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
 from runtime.errors import append_error
+from runtime.shards import SHARD_PATTERN
 from runtime.sources import TINY, check_model, local_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +44,7 @@ FREE_PORT = "<free port>"  # in what is only shown: chosen at the start
 DEFECT = 1
 STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)}
 DYING_S = 5.0  # the ranks of a killed launcher end within this
+STOP_S = 7  # a stage in progress gets this long to come to its end when a stop is asked for
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -89,13 +91,15 @@ def start(request: Request) -> int:
     with tempfile.TemporaryDirectory(prefix="sapo-launch-") as scratch:
         command = launch_command(config, paths.root, request.launcher, free_port(), Path(scratch))
         stopped_by, code = run_group(command, launch_environment(config), paths)
+    cut = stopped_by and code == -signal.SIGKILL
     remaining = [step for step in plan(Facts.of(config), read_manifests(paths)) if step.action == "run"]
     if not remaining:
         return 0
     resume = f"go on with: {resume_command(paths)}"
     stopped_by = stopped_by or STOPPED.get(code, 0)  # a signal may have gone to rank 0 alone
     if stopped_by:
-        print(f"{paths.root}: stopped, {len(remaining)} steps to do; {resume}", file=sys.stderr)
+        left = what_is_kept(paths, remaining[0].name) if cut else "every step begun is complete"
+        print(f"{paths.root}: stopped; {left}; {len(remaining)} steps to do; {resume}", file=sys.stderr)
         return 128 + stopped_by
     if code in (USER_FAULT, DEFECT):  # a rank has said why
         print(f"{paths.root}: {len(remaining)} steps to do; when the cause is mended, {resume}", file=sys.stderr)
@@ -264,8 +268,8 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
         The signal that stopped it, or 0; and its exit code. The latter never says that a run is complete (the
         launcher says 0 even when a rank was lost), only whether a rank ended on a failure that it named.
 
-    The first SIGTERM or SIGINT asks rank 0 to stop after the stage in progress, a second one ends all
-    processes at once. Nothing outlives this function.
+    The first SIGTERM or SIGINT asks rank 0 to stop after the stage in progress; a second one, or a stage that is not
+    done after STOP_S, ends all processes at once: files are whole at any moment. Nothing outlives this function.
     """
     asked = 0
     child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -276,18 +280,37 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
         if asked or rank0 is None:
             end_group(child.pid)
         else:
-            print("stopping after the stage in progress; once more to stop at once", file=sys.stderr, flush=True)
+            print(f"stopping after the stage in progress, in {STOP_S} s at the latest; once more to stop at once",
+                  file=sys.stderr, flush=True)  # fmt: skip
             os.kill(rank0, signal.SIGTERM)
-        asked = number
+            signal.alarm(STOP_S)
+        asked = asked or number
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
     try:
         child.wait()
     finally:
+        signal.alarm(0)
         end_group(child.pid)
         for number, handler in before.items():
             signal.signal(number, handler)
     return asked, child.returncode
+
+
+def what_is_kept(paths: RunPaths, step: Name) -> str:
+    """What there is of a step that was cut, and what will be done again.
+
+    Example: `in collect_rollouts 3, of which 37 finished trajectories are kept`
+    """
+    stage, iteration = step
+    folder = paths.stage(stage, iteration)
+    kept = "which is done again from its start"
+    if stage in ("collect_rollouts", "evaluate"):
+        lines = sum(path.read_bytes().count(b"\n") for path in folder.glob(f"*{SHARD_PATTERN}"))
+        kept = f"of which {lines} finished trajectories are kept"
+    elif stage == "warm_start" and (folder / "demonstrations.jsonl").exists():
+        kept = "of which the demonstrations are kept"
+    return f"in {stage} {iteration}, {kept}; every step before it is complete"
 
 
 def end_group(group: int) -> None:

@@ -249,18 +249,19 @@ while not (stop.signal and sys.argv[2] == "obedient"):
 HARNESS = """
 import sys
 from pathlib import Path
-from pipeline.launch import run_group
+from pipeline import launch
 from pipeline.run_directory import RunPaths
 import os
 paths = RunPaths(Path(sys.argv[1]))
-code, _ = run_group([sys.executable, "-c", sys.argv[3], str(paths.lock), sys.argv[2]], dict(os.environ), paths)
+launch.STOP_S = int(sys.argv[4])
+code, _ = launch.run_group([sys.executable, "-c", sys.argv[3], str(paths.lock), sys.argv[2]], dict(os.environ), paths)
 print("ended by", code, flush=True)
 """
 
 
-@pytest.mark.parametrize(("kind", "signals"), [("obedient", 1), ("busy", 2)])
-def test_signals_reach_rank_0_and_nothing_outlives_the_launcher(tmp_path, kind, signals):
-    command = [sys.executable, "-c", HARNESS, str(tmp_path), kind, RANK]
+@pytest.mark.parametrize(("kind", "signals", "stop_s"), [("obedient", 1, 60), ("busy", 2, 60), ("busy", 1, 1)])
+def test_signals_reach_rank_0_and_nothing_outlives_the_launcher(tmp_path, kind, signals, stop_s):
+    command = [sys.executable, "-c", HARNESS, str(tmp_path), kind, RANK, str(stop_s)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     rank, worker = map(int, launcher.stdout.readline().split())
     for _ in range(signals):
@@ -270,6 +271,25 @@ def test_signals_reach_rank_0_and_nothing_outlives_the_launcher(tmp_path, kind, 
     assert out == f"ended by {int(signal.SIGINT)}\n"
     assert err.count("stopping after the stage in progress") == 1
     wait_until_gone(rank, worker)
+
+
+@pytest.mark.parametrize(
+    ("stage", "files", "said"),
+    [
+        ("collect_rollouts", {"rank-00000.jsonl": "{}\n{}\n{", "rank-00001.jsonl": "{}\n"}, "3 finished trajectories"),
+        ("evaluate", {"near-t1-rank-00000.jsonl": "{}\n"}, "1 finished trajectories are kept"),
+        ("warm_start", {"demonstrations.jsonl": "{}\n"}, "the demonstrations are kept"),
+        ("warm_start", {}, "done again from its start"),
+        ("optimize", {}, "in optimize 3, which is done again from its start; every step before it is complete"),
+    ],
+)
+def test_what_a_cut_step_keeps_is_said(tmp_path, stage, files, said):
+    paths = RunPaths(tmp_path)
+    for name, content in files.items():
+        path = paths.stage(stage, 3) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert said in launch.what_is_kept(paths, (stage, 3))
 
 
 def test_the_entry_point_is_python_dash_m():

@@ -1,0 +1,171 @@
+"""A run that is hit again and again: attempts with faults, then the same command until it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.run_directory import RunPaths
+from tests.faults.attempt import Act, Outcome, make_writable, start
+from tests.faults.layer import Layer, Order
+from tests.faults.run import Memory, check_end, command, look, prepare_command
+from tests.processes import ENVIRONMENT, ROOT
+
+GIVE_UP_AFTER = 3  # starts without a fault that do not get further
+STAGE_STARTS = 12  # a run of one iteration has 8 steps
+STOP_LIMIT_S = 10.0
+RESUMES = "--run-dir"  # every message that ends a run for good or for now names how to go on
+JIT_OPERATORS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "utils", "async_io")
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What is done in one attempt: an order to the file layer, acts from outside, and what lies about before it.
+
+    Example: Blow("ENOSPC", order=Order(at=40, do="fail 28", stays=True))
+    """
+
+    names: tuple[str, ...]  # one for each fault, for the table
+    order: Order = Order()
+    acts: tuple[Act, ...] = ()
+    stale_lock: bytes | None = None  # content of run.lock before the start
+    stale_jit_lock: bool = False
+    says: bool = True  # whether the command is still there to say something
+
+
+@dataclass
+class Attempt:
+    blow: Blow
+    outcome: Outcome
+    happened: bool  # every fault's moment came
+    faults: list[str] = field(default_factory=list)
+    lost: int = 0
+
+    @property
+    def message(self) -> str:
+        return said(self.outcome)
+
+
+@dataclass
+class Trial:
+    """One run directory and all that was done to it."""
+
+    run_dir: Path
+    reference: Path
+    library: Path
+    mode: str = "resident"
+    ranks: int = 1
+    iterations: int = 2
+    memory: Memory = field(default_factory=Memory)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Make the run directory where the mode needs one that is there."""
+        if self.mode != "resident":
+            whole = [*prepare_command(self.run_dir, self.ranks, self.iterations), "--prepare-only"]
+            subprocess.run(whole, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+
+    @property
+    def complete(self) -> bool:
+        return self.next_command() is None
+
+    def next_command(self) -> list[str] | None:
+        return command(self.mode, self.run_dir, self.ranks, self.iterations)
+
+    def strike(self, blow: Blow) -> Attempt:
+        """Start the run's next command, deal the blow, and look at what is left."""
+        side = self.run_dir.with_name(f"{self.run_dir.name}-side")
+        side.mkdir(exist_ok=True)
+        environment = {"DS_ACCELERATOR": "cpu"}
+        if blow.stale_lock is not None and self.run_dir.is_dir():
+            RunPaths(self.run_dir).lock.write_bytes(blow.stale_lock)
+        if blow.stale_jit_lock:
+            environment["TORCH_EXTENSIONS_DIR"] = str(leave_jit_locks(side / "extensions"))
+        layer = Layer(self.library, side / f"state-{len(self.attempts)}", self.run_dir, blow.order)
+        try:
+            outcome = start(self.next_command(), layer, list(blow.acts), side / f"{len(self.attempts)}", **environment)
+        finally:
+            make_writable(self.run_dir)
+            layer.close()
+        reached = blow.order.at == 0 or outcome.events >= blow.order.at
+        attempt = Attempt(blow, outcome, reached and len(outcome.done) == len(blow.acts))
+        attempt.lost, attempt.faults = look(self.run_dir, self.memory)
+        attempt.faults += [f"orphan: {line}" for line in outcome.orphans] + judge(attempt, self.mode)
+        self.attempts.append(attempt)
+        return attempt
+
+    def finish(self) -> list[str]:
+        """The same command, undisturbed, until the run is complete; what is wrong with it then."""
+        faults = []
+        for _ in range(GIVE_UP_AFTER if self.mode != "stages" else STAGE_STARTS):
+            if self.complete:
+                break
+            attempt = self.strike(Blow(()))
+            faults += attempt.faults
+            if attempt.outcome.code != 0:
+                faults.append(f"undisturbed, the command ends with {attempt.outcome.code}: {attempt.message}")
+        if not self.complete:
+            return [*faults, "the run does not come to its end"]
+        return faults + check_end(self.run_dir, self.reference)
+
+
+def said(outcome: Outcome) -> str:
+    """The line of an attempt's stderr that tells the user most."""
+    lines = [line for line in outcome.err.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("error:") or "go on with" in line]
+    return (told or lines or ["nothing"])[-1]
+
+
+def judge(attempt: Attempt, mode: str) -> list[str]:
+    """What is wrong with how the command ended and what it said."""
+    outcome, blow = attempt.outcome, attempt.blow
+    if outcome.code is None:
+        return [f"hangs: {said(outcome)}"]
+    faults = []
+    if "Traceback" in outcome.err or "defect in" in outcome.err:
+        own = [line for line in outcome.err.splitlines() if "Error" in line or "defect" in line or "Interrupt" in line]
+        if mode != "stages" or "defect in" in outcome.err:  # the deepspeed launcher shows its own
+            faults.append(f"a traceback instead of a line: {' | '.join(own)[:300]}")
+    struck = attempt.happened and blow.names
+    if struck and blow.says and outcome.code > 0 and mode == "resident" and "error:" not in outcome.err:
+        if RESUMES not in outcome.err:
+            faults.append(f"ends with {outcome.code} and does not say how to go on: {said(outcome)}")
+    if any(act.do in ("SIGTERM", "SIGINT") and act.role in ("command", "rank 0") for act in outcome.done):
+        if outcome.stop_s is not None and outcome.stop_s > STOP_LIMIT_S:
+            faults.append(f"took {outcome.stop_s:.1f} s to stop")
+    return faults
+
+
+def leave_jit_locks(folder: Path) -> Path:
+    """A folder of torch extensions in which builds were killed: a lock for each operator."""
+    for name in JIT_OPERATORS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "lock").touch()
+    return folder
+
+
+def make_reference(run_dir: Path, library: Path, ranks: int, iterations: int = 2) -> int:
+    """An uncut run, or the one that is there. Returns the number of its file events."""
+    note = run_dir.with_name(f"{run_dir.name}-events.json")
+    if note.exists():
+        return json.loads(note.read_text())
+    shutil.rmtree(run_dir, ignore_errors=True)
+    trial = Trial(run_dir, run_dir, library, "resident", ranks, iterations)
+    attempt = trial.strike(Blow(()))
+    if attempt.outcome.code != 0 or attempt.faults:
+        raise RuntimeError(
+            f"{run_dir}: an undisturbed run fails: {attempt.outcome.code} {attempt.faults} {attempt.message}"
+        )
+    note.write_text(json.dumps(attempt.outcome.events))
+    return attempt.outcome.events
+
+
+def owned_by_nobody(garbage: bool) -> bytes:
+    """Text that a run.lock may hold though nobody has the lock: of a process that lives but is another, or none."""
+    if garbage:
+        return b"\0\xff{"
+    return json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "started": 1.0}).encode()
