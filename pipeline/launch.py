@@ -26,15 +26,14 @@ from pipeline.config_loading import differences, load_config, save_config, to_tr
 from pipeline.faults import USER_FAULT, end_on, names_its_remedy
 from pipeline.manifests import check_outputs, read_manifests
 from pipeline.memory import model_shape, stage_memory, table
-from pipeline.plan import Facts, Name, next_step, plan
+from pipeline.plan import Facts, next_step, plan
 from pipeline.printout import final_summary, plan_table
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
-from pipeline.signals import LAUNCHER_PID
+from pipeline.signals import LAUNCHER_PID, what_is_kept
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
 from runtime.errors import append_error
-from runtime.shards import SHARD_PATTERN
 from runtime.sources import TINY, check_model, local_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -295,22 +294,6 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
         for number, handler in before.items():
             signal.signal(number, handler)
     return asked, child.returncode
-
-
-def what_is_kept(paths: RunPaths, step: Name) -> str:
-    """What there is of a step that was cut, and what will be done again.
-
-    Example: `in collect_rollouts 3, of which 37 finished trajectories are kept`
-    """
-    stage, iteration = step
-    folder = paths.stage(stage, iteration)
-    kept = "which is done again from its start"
-    if stage in ("collect_rollouts", "evaluate"):
-        lines = sum(path.read_bytes().count(b"\n") for path in folder.glob(f"*{SHARD_PATTERN}"))
-        kept = f"of which {lines} finished trajectories are kept"
-    elif stage == "warm_start" and (folder / "demonstrations.jsonl").exists():
-        kept = "of which the demonstrations are kept"
-    return f"in {stage} {iteration}, {kept}; every step before it is complete"
 
 
 def end_group(group: int) -> None:

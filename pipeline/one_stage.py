@@ -17,6 +17,7 @@ from pipeline.faults import end_on, leave_process
 from pipeline.plan import Name, Step, next_step
 from pipeline.run_directory import EXPORT, RunError, RunPaths, link_or_copy
 from pipeline.session import Session, do_step, open_session
+from pipeline.signals import stop_at_once, what_is_kept
 from runtime.distributed import leave
 
 RECOMPUTABLE = ("gamma", "gae_lambda", "invalid_action_coef", "epsilon", "min_std")
@@ -33,6 +34,8 @@ def main(stage: str, argv: list[str] | None = None) -> None:
     session, code, iteration = None, 0, arguments.iteration or 0
     try:
         session = open_session(arguments.run_dir)
+        if session.is_main:
+            stop_at_once(lambda: what_is_kept(session.paths, session.at))
         if stage == "compute_advantages" and arguments.recompute:
             step = _recompute(session, arguments.iteration, arguments.set)
         else:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
+
+from pipeline.run_directory import STAGES, RunPaths
+from runtime.shards import SHARD_PATTERN
 
 LAUNCHER_PID = "SAPO_LAUNCHER_PID"  # set by who starts a run or its ranks: the process whose death ends them
 WATCH_EVERY_S = 1.0
+NEWLINE = b"\n"
+INNER_LAUNCHER = b"deepspeed.launcher.launch"  # the process between the `deepspeed` command and the ranks
 
 
 class StopRequest:
@@ -32,13 +40,56 @@ class StopRequest:
         self.signal = number
 
 
+def stop_at_once(what: Callable[[], str]) -> None:
+    """From now on the first SIGTERM or SIGINT ends this process, with a line: for a stage that nothing follows."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        print(f"stopped {what()}; go on with the same command", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def what_is_kept(paths: RunPaths, step: tuple[str, int]) -> str:
+    """What there is of a step that was cut, and what will be done again.
+
+    Example: `in collect_rollouts 3, of which 37 finished trajectories are kept; every step before it is complete`
+    """
+    stage, iteration = step
+    kept = "which is done again from its start"
+    if stage in ("collect_rollouts", "evaluate"):
+        shards = paths.stage(stage, iteration).glob(f"*{SHARD_PATTERN}")
+        kept = f"of which {sum(path.read_bytes().count(NEWLINE) for path in shards)} finished trajectories are kept"
+    elif stage == "warm_start" and (paths.stage(stage, iteration) / "demonstrations.jsonl").exists():
+        kept = "of which the demonstrations are kept"
+    elif stage not in STAGES:
+        return f"in {stage}; every step begun is complete"
+    return f"in {stage} {iteration}, {kept}; every step before it is complete"
+
+
 def end_with_parents() -> None:
     """Start a thread that kills this process, and its group where the group is ours, when a parent has gone.
 
     The deepspeed launcher leaves its ranks behind when it is ended by a signal. Everything on disk can be
     resumed, so an orphan has nothing to lose.
     """
-    threading.Thread(target=_watch, args=(os.getppid(), os.environ.get(LAUNCHER_PID)), daemon=True).start()
+    threading.Thread(target=_watch, args=(ancestors(), os.environ.get(LAUNCHER_PID)), daemon=True).start()
+
+
+def ancestors() -> list[int]:
+    """The parent; and where that is deepspeed's inner launcher, the outer one."""
+    parent = os.getppid()
+    try:
+        inner = INNER_LAUNCHER in Path(f"/proc/{parent}/cmdline").read_bytes()
+        return [parent, parent_of(parent)] if inner else [parent]
+    except OSError:
+        return [parent]
+
+
+def parent_of(pid: int) -> int:
+    """Raises OSError: there is no such process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def end_with_launcher() -> None:
@@ -47,8 +98,8 @@ def end_with_launcher() -> None:
         end_with_parents()
 
 
-def _watch(parent: int, launcher: str | None) -> None:
-    while os.getppid() == parent and (launcher is None or process_alive(int(launcher))):
+def _watch(family: list[int], launcher: str | None) -> None:
+    while ancestors() == family and (launcher is None or process_alive(int(launcher))):
         time.sleep(WATCH_EVERY_S)
     if launcher is not None:  # the launcher gave the run a session, and so a group, of its own
         os.killpg(os.getpgrp(), signal.SIGKILL)

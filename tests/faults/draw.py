@@ -11,7 +11,17 @@ from tests.faults.trial import Blow, owned_by_nobody
 
 # Of one attempt: at most one fault that the run is to survive, and then one that ends it.
 SURVIVED = ("worker killed", "environment hangs", "clock jumps", "stale lock", "stale JIT lock")
-DEADLY = ("SIGKILL", "SIGTERM", "SIGINT", "Ctrl-C twice", "ENOSPC", "EIO", "torn write", "read-only", "lost in a collective")
+DEADLY = (
+    "SIGKILL",
+    "SIGTERM",
+    "SIGINT",
+    "Ctrl-C twice",
+    "ENOSPC",
+    "EIO",
+    "torn write",
+    "read-only",
+    "lost in a collective",
+)
 WEIGHTS = (6, 3, 3, 1, 3, 3, 4, 1, 2)
 TARGETS = {  # whom a signal goes to, by mode
     "resident": ("command", "outer launcher", "inner launcher", "rank 0", "rank 1"),
@@ -62,7 +72,7 @@ def draw(rng: random.Random, mode: str, ranks: int, span: int, may_mount: bool) 
 def _deadly(rng: random.Random, ranks: int, may_mount: bool) -> str:
     possible = [
         (kind, weight)
-        for kind, weight in zip(DEADLY, WEIGHTS, strict=True)
+        for kind, weight in DEADLY.items()
         if (kind != "lost in a collective" or ranks > 1) and (kind != "read-only" or may_mount)
     ]
     return rng.choices([kind for kind, _ in possible], [weight for _, weight in possible])[0]

@@ -273,25 +273,6 @@ def test_signals_reach_rank_0_and_nothing_outlives_the_launcher(tmp_path, kind, 
     wait_until_gone(rank, worker)
 
 
-@pytest.mark.parametrize(
-    ("stage", "files", "said"),
-    [
-        ("collect_rollouts", {"rank-00000.jsonl": "{}\n{}\n{", "rank-00001.jsonl": "{}\n"}, "3 finished trajectories"),
-        ("evaluate", {"near-t1-rank-00000.jsonl": "{}\n"}, "1 finished trajectories are kept"),
-        ("warm_start", {"demonstrations.jsonl": "{}\n"}, "the demonstrations are kept"),
-        ("warm_start", {}, "done again from its start"),
-        ("optimize", {}, "in optimize 3, which is done again from its start; every step before it is complete"),
-    ],
-)
-def test_what_a_cut_step_keeps_is_said(tmp_path, stage, files, said):
-    paths = RunPaths(tmp_path)
-    for name, content in files.items():
-        path = paths.stage(stage, 3) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    assert said in launch.what_is_kept(paths, (stage, 3))
-
-
 def test_the_entry_point_is_python_dash_m():
     done = run_pipeline("--help")
     assert done.returncode == 0 and "bash run.sh" in done.stdout and "--set KEY=VALUE" in done.stdout

@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
+import pytest
+
+from pipeline.run_directory import RunPaths
+from pipeline.signals import parent_of, what_is_kept
 from tests.processes import ENVIRONMENT, WAIT_S, gone, wait_until_gone
 
 STOPPABLE = """
@@ -36,12 +39,9 @@ time.sleep(60)
 '''
 environment = {**os.environ, "SAPO_LAUNCHER_PID": str(os.getpid())} if sys.argv[1] == "ours" else os.environ
 middle = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-subprocess.run([sys.executable, "-c", middle, rank], env=environment, start_new_session=True)
+name = "deepspeed.launcher.launch" if sys.argv[1] == "deepspeed" else "another"
+subprocess.run([sys.executable, "-c", middle, rank, name], env=environment, start_new_session=True)
 """
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def test_the_first_signal_asks_the_second_ends_and_workers_obey_at_once():
@@ -76,3 +76,55 @@ def test_a_rank_whose_own_parent_was_killed_ends():
     wait_until_gone(rank)
     os.kill(worker, signal.SIGKILL)  # by hand the group is not ours to end
     launcher.wait(timeout=WAIT_S)
+
+
+def test_a_rank_whose_outer_launcher_was_killed_ends():
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, "deepspeed"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    rank, worker = map(int, launcher.stdout.readline().split())
+    inner = parent_of(rank)
+    launcher.kill()
+    launcher.wait()
+    wait_until_gone(rank, inner)
+    os.kill(worker, signal.SIGKILL)  # a real worker dies with its rank
+
+
+HAND = """
+import time
+from pipeline.signals import StopRequest, stop_at_once
+StopRequest()
+stop_at_once(lambda: "in optimize 3")
+print("ready", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stage_by_hand_stops_at_the_first_signal_and_says_so(number):
+    process = subprocess.Popen([sys.executable, "-c", HAND], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=ENVIRONMENT)  # fmt: skip
+    process.stdout.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (128 + number, "stopped in optimize 3; go on with the same command\n")
+
+
+@pytest.mark.parametrize(
+    ("stage", "files", "said"),
+    [
+        ("collect_rollouts", {"rank-00000.jsonl": "{}\n{}\n{", "rank-00001.jsonl": "{}\n"}, "3 finished trajectories"),
+        ("evaluate", {"near-t1-rank-00000.jsonl": "{}\n"}, "1 finished trajectories are kept"),
+        ("warm_start", {"demonstrations.jsonl": "{}\n"}, "the demonstrations are kept"),
+        ("warm_start", {}, "done again from its start"),
+        ("start", {}, "in start; every step begun is complete"),
+        ("optimize", {}, "in optimize 3, which is done again from its start; every step before it is complete"),
+    ],
+)
+def test_what_a_cut_step_keeps_is_said(tmp_path, stage, files, said):
+    paths = RunPaths(tmp_path)
+    for name, content in files.items():
+        path = paths.stage(stage, 3) / name  # the warm start has one place, whatever the number
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert said in what_is_kept(paths, (stage, 3))
