@@ -18,6 +18,7 @@ OUR_PACKAGES = ("pipeline", "stages", "runtime", "env_adapters")
 USER_FAULT = 2  # exit code of a failure that names its remedy
 DEFECT = 1
 FIRST_WORD_S = 5.0
+LONGEST_LINE = 1500  # characters; of a longer one the end stays too, where the remedy stands
 
 IN_THE_WAY = "a file is where a folder should be: move it, or choose another --run-dir"
 NOT_OURS = "make it writable, or choose another place, such as another --run-dir"
@@ -46,6 +47,18 @@ def one_line(fault: BaseException) -> str | None:
     This project's own exceptions (or those derived from one, as third-party adapters' are) are raised on purpose and
     say all three. What the machine refuses (disk, rights, memory) gets its remedy here.
     """
+    message = _message(fault)
+    return None if message is None else printable(message)
+
+
+def printable(text: str) -> str:
+    """A text as one line of bounded length for any terminal: it may quote what a damaged file holds."""
+    line = " ".join(text.split()) if not text.isprintable() else text
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE * 2 // 3]} ... {line[-LONGEST_LINE // 4 :]}"
+
+
+def _message(fault: BaseException) -> str | None:
     if any(kind.__module__.partition(".")[0] in OUR_PACKAGES for kind in type(fault).__mro__):
         return str(fault)
     text = " ".join(str(fault).split())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import resource
@@ -19,19 +20,31 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+import msgspec
 
 from pipeline import VERSION
 from pipeline.run_directory import EXPORT, RunError, RunPaths, redo
-from runtime.files import atomic_write_text, remove_tree, sha256
+from runtime.files import atomic_write_text, is_inside, remove_tree, sha256
 
 FORMAT = 1
 NAME = "manifest.json"
 ENGINE = "engine/"  # twelve bytes a parameter, read by no other stage: no hash, checked by size and CRC
+CRITIC_ENGINE = "critic_engine/"
+ENGINES = (ENGINE, CRITIC_ENGINE)
 POLICY = "policy/"
+CRITIC = "critic/"
+
+
+class Output(TypedDict):
+    """A file that a stage has written."""
+
+    bytes: int
+    sha256: str | None  # None for engine state
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class Manifest:
     iteration: int
     config: str  # fingerprint of the settings that may not change
     inputs: Mapping[str, str]  # name -> digest of what was read (`digest` of the manifest that made it)
-    outputs: Mapping[str, Mapping[str, Any]]  # path below the folder -> {"bytes", "sha256" (None for engine state)}
+    outputs: Mapping[str, Output]  # by path below the folder
     counts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)  # "total" and the stage's own parts
@@ -54,11 +67,11 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Hash of the content that later stages read: names and hashes of the outputs, without the engine's state."""
-        names = {name: entry["sha256"] for name, entry in self.outputs.items() if not name.startswith(ENGINE)}
+        names = {name: entry["sha256"] for name, entry in self.outputs.items() if not name.startswith(ENGINES)}
         return hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def describe_outputs(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_outputs(folder: Path) -> dict[str, Output]:
     """Size and hash of every file below a stage's folder, but for the manifest and temporaries."""
     names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     files = sorted(path for path, name in names.items() if name != NAME and ".tmp-" not in name)
@@ -67,16 +80,16 @@ def describe_outputs(folder: Path) -> dict[str, dict[str, Any]]:
         return dict(entries)
 
 
-def _describe(path: Path, name: str) -> tuple[str, dict[str, Any]]:
-    digest = None if name.startswith(ENGINE) else sha256(path)
+def _describe(path: Path, name: str) -> tuple[str, Output]:
+    digest = None if name.startswith(ENGINES) else sha256(path)
     return name, {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def check_outputs(manifest: Manifest, folder: Path, prefix: str = "", hashes: bool = False) -> None:
+def check_outputs(manifest: Manifest, folder: Path, prefix: str | tuple[str, ...] = "", hashes: bool = False) -> None:
     """Check that the files which a manifest lists are there, whole and unchanged.
 
     Args:
-        prefix: check only names that start with it.
+        prefix: check only names that start with it (or with one of them).
         hashes: read the files and compare hashes too, not only sizes.
 
     Raises:
@@ -110,34 +123,39 @@ def is_unchanged(path: Path, digest: str | None) -> bool:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    atomic_write_text(path, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
+    """Write it, whole or not at all. Metrics that are not finite are left out: JSON has no such numbers."""
+    metrics = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
+    content = {**asdict(manifest), "metrics": metrics}
+    atomic_write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_manifest(path: Path, stage: str = "") -> Manifest | None:
     """The manifest (of `stage`), or None where there is none.
 
     Raises:
-        RunError: it is unreadable or of another format.
+        RunError: it is unreadable, of another format, or names a file outside its folder.
     """
     remedy = f"use the version that wrote it, or {redo(stage, path.parent)}"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, IsADirectoryError) as fault:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IsADirectoryError) as fault:
         raise RunError(f"{path}: not a manifest ({fault}); {remedy}") from fault
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         raise RunError(f"{path}: manifest format {found!r}, this version reads {FORMAT}; {remedy}")
+    unknown = data.keys() - {item.name for item in fields(Manifest)}
     try:
-        manifest = Manifest(**{**data, "removed": tuple(data["removed"])})
-        _ = manifest.digest, [entry["bytes"] for entry in manifest.outputs.values()]
-        parts = (manifest.inputs, manifest.counts, manifest.metrics, manifest.seconds)
-        if not all(isinstance(part, dict) for part in parts):
-            raise TypeError("inputs, counts, metrics and seconds must be objects")
-        return manifest
-    except (TypeError, KeyError, AttributeError) as fault:
+        manifest = msgspec.convert(data, Manifest)
+    except msgspec.ValidationError as fault:
         raise RunError(f"{path}: not a manifest ({fault}); {remedy}") from fault
+    if unknown:
+        raise RunError(f"{path}: not a manifest (it has {min(unknown)!r}, which none has); {remedy}")
+    outside = [name for name in (*manifest.outputs, *manifest.removed) if not is_inside(name)]
+    if outside:
+        raise RunError(f"{path}: lists {outside[0]!r}, which is not below its folder; {remedy}")
+    return manifest
 
 
 def stage_names(paths: RunPaths) -> list[tuple[str, int]]:
@@ -186,7 +204,8 @@ def retained(newest: int, keep_last: int, keep_every: int, present: Iterable[int
     (the reference of the KL term and the start of the comparison) its weights for ever.
 
     Returns:
-        For each checkpoint in `present`: the subset of {"policy/", "engine/"} that is kept.
+        For each checkpoint in `present`: the subset of {"policy/", "engine/"} that is kept. A critic stays as long as
+        the engine's state.
     """
     kept = {}
     for iteration in present:
@@ -214,7 +233,10 @@ def apply_retention(
     for iteration, kept in retained(max(names), keep_last, keep_every, names).items():
         name, folder = names[iteration], paths.checkpoint(iteration)
         manifest = manifests[name]
-        gone = tuple(sorted({POLICY, ENGINE} - kept | set(manifest.removed)))
+        gone = {POLICY, ENGINE} - kept | set(manifest.removed)
+        if ENGINE in gone and any(name.startswith(CRITIC) for name in manifest.outputs):
+            gone |= {CRITIC, CRITIC_ENGINE}
+        gone = tuple(sorted(gone))
         if gone != manifest.removed:
             changed[name] = replace(manifest, removed=gone)
             write_manifest(changed[name], folder / NAME)

@@ -108,7 +108,7 @@ def add_times(path: Path, started: float, wall_s: float, startup_s: float, done:
         processes = list(record["processes"])
         stages = {stage: dict(parts) for stage, parts in record["stages_s"].items()}
         record = {key: float(record[key]) for key in ("wall_s", "startup_s", "work_s")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         record, processes, stages = {"wall_s": 0.0, "startup_s": 0.0, "work_s": 0.0}, [], {}
     for manifest in done:
         entry = stages.setdefault(manifest.stage, {"total": 0.0, "times": 0})

@@ -85,6 +85,13 @@ class RunPaths:
         """The engine's own checkpoint: fp32 masters and optimizer moments."""
         return self.checkpoint(iteration) / "engine"
 
+    def critic(self, iteration: int) -> Path:
+        """A critic's weights, where the algorithm has one; the first one's lie beside the model."""
+        return self.root / "first_critic" if iteration == 0 else self.checkpoint(iteration) / "critic"
+
+    def critic_engine(self, iteration: int) -> Path:
+        return self.checkpoint(iteration) / "critic_engine"
+
     def rollouts(self, iteration: int) -> Path:
         return self.root / "iterations" / f"{iteration:04d}" / "rollouts"
 
@@ -182,7 +189,7 @@ def describe_owner(content: bytes) -> str:
         record = json.loads(content)
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["started"]))
         return f"process {record['pid']} on host {record['host']}, started {started}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return "another process"
 
 
@@ -192,7 +199,7 @@ def owner_pid(path: str | Path) -> int | None:
         record = json.loads(Path(path).read_bytes())
         alive = record["host"] == socket.gethostname() and process_start(record["pid"]) == record["started"]
         return record["pid"] if alive else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

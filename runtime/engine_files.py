@@ -6,20 +6,38 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+
+from runtime.files import is_inside
 
 STATE_SCHEMA = 1
 STATE_TAG = "state"  # DeepSpeed's subfolder of an engine checkpoint
 UNIVERSAL_TAG = "universal"
 STATE_RECORD = "engine.json"
-STATE_FACTS = {"world_size", "zero_stage", "dtype", "num_updates", "skipped_steps", "files"}
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
 REMEDY = "delete this iteration's checkpoint folder and start again from the one before"
 
 
 class EngineError(Exception):
     """The engine cannot be built, loaded or saved. The message names object, fact and remedy."""
+
+
+class StateRecord(TypedDict):
+    """engine.json."""
+
+    schema: int
+    world_size: int
+    zero_stage: int
+    dtype: str
+    num_updates: int
+    skipped_steps: int
+    skipped_in_row: NotRequired[int]  # older checkpoints lack it
+    client_state: NotRequired[dict[str, Any]]
+    files: dict[str, int]  # path below the folder -> bytes
 
 
 def write_state_record(folder: Path, **facts: Any) -> None:
@@ -29,23 +47,26 @@ def write_state_record(folder: Path, **facts: Any) -> None:
     (folder / STATE_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def read_state_record(folder: Path) -> dict[str, Any]:
+def read_state_record(folder: Path) -> StateRecord:
     """Read engine.json and check that every file it names is there in full.
 
     Raises:
-        EngineError: missing, unreadable, of another schema, or a file is missing or truncated.
+        EngineError: missing, unreadable, of another schema, or a file is missing, truncated, or not in the folder.
     """
     folder = Path(folder)
     try:
-        record = json.loads((folder / STATE_RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as fault:
+        record = msgspec.json.decode((folder / STATE_RECORD).read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise EngineError(f"{folder}: no engine checkpoint ({fault}); {REMEDY}") from fault
     if not isinstance(record, dict) or record.get("schema") != STATE_SCHEMA:
         raise EngineError(f"{folder}: an engine checkpoint of another version; use the version that wrote it")
-    lacks = sorted(STATE_FACTS - record.keys())
-    if lacks or not isinstance(record["files"], dict):
-        raise EngineError(f"{folder}: {STATE_RECORD} lacks {', '.join(lacks) or 'a list of files'}; {REMEDY}")
+    try:
+        record = msgspec.convert(record, StateRecord)
+    except msgspec.ValidationError as fault:
+        raise EngineError(f"{folder}: {STATE_RECORD} is damaged ({fault}); {REMEDY}") from fault
     for name, size in record["files"].items():
+        if not is_inside(name):
+            raise EngineError(f"{folder}: {STATE_RECORD} lists {name!r}, which is not below that folder; {REMEDY}")
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
         if found != size:
@@ -54,7 +75,7 @@ def read_state_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def check_state_record(record: dict[str, Any], folder: Path, **expected: Any) -> None:
+def check_state_record(record: Mapping[str, Any], folder: Path, **expected: Any) -> None:
     """Refuse a checkpoint that was written with other settings than the running ones.
 
     Raises:

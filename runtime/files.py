@@ -107,6 +107,14 @@ def remove_leftovers(root: str | Path) -> list[Path]:
     return leftovers
 
 
+def is_inside(name: str) -> bool:
+    """Whether a relative path that was read from a file stays below the folder it belongs to.
+
+    Example: is_inside("policy/model.safetensors"), but not "../x", "/x", "a/../../x", "" or what holds a NUL.
+    """
+    return bool(name) and not name.startswith("/") and "\0" not in name and ".." not in name.split("/")
+
+
 def sha256(path: str | Path) -> str:
     """Hexadecimal SHA-256 of a file's content, read in pieces."""
     digest = hashlib.sha256()

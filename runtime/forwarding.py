@@ -151,7 +151,7 @@ def read_sent(path: Path) -> Sent:
     """What went out before; a new name where nothing did."""
     try:
         return Sent(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return Sent(id=secrets.token_hex(4))
 
 
@@ -159,7 +159,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """config.yaml, for the service to show."""
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
         return {}
 
 

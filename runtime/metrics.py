@@ -77,7 +77,7 @@ def read_metrics(path: str | Path, repair: bool = False) -> list[dict[str, Any]]
     for text in whole.splitlines():
         try:
             line = json.loads(text)
-        except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+        except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
             continue
         if isinstance(line, dict) and isinstance(line.get("stage"), str) and isinstance(line.get("iteration"), int):
             lines.append(line)

@@ -172,7 +172,7 @@ def decode_trajectory(line: bytes, where: str) -> Trajectory:
     """
     try:
         return _TRAJECTORY.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return decode_strictly(line, where)  # which knows lone surrogates, and says better what is wrong
 
 
@@ -213,7 +213,7 @@ def _places(path: Path, damage: list[str]) -> dict[str, tuple[int, int]]:
     for number, line in complete_lines(path):
         try:
             places[_KEYED.decode(line).key] = (start, len(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
             damage.append(f"{path}:{number}: not targets ({_short(fault)}); run compute_advantages with --recompute")
         start += len(line)
     return places
@@ -223,14 +223,14 @@ def _read_targets(file: Any, place: tuple[int, int]) -> Targets | None:
     file.seek(place[0])
     try:
         return _TARGETS.decode(file.read(place[1]))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def _read_config(path: Path, damage: list[str]) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as fault:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as fault:
         damage.append(f"{path}: cannot be read ({_short(fault)})")
         return {}
     return {key: value for key, value in tree.items() if isinstance(value, dict)} if isinstance(tree, dict) else {}

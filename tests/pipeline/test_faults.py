@@ -79,3 +79,10 @@ def test_ranks_that_do_not_meet_are_one_line(monkeypatch, text, line):
         monkeypatch.setenv(name, value)
     said = one_line(no_meeting(RuntimeError(text), 5.0))
     assert said.startswith(line) and "\n" not in said
+
+
+def test_a_message_is_one_printable_line_with_its_end():
+    """Damaged files are quoted in messages: no sign of theirs moves the cursor, turns the text or fills a page."""
+    assert one_line(RunError("x\x1b[2J\ud800\u202e: y\nz; mend it")) == "x\\x1b[2J\\ud800\\u202e: y z; mend it"
+    line = one_line(RunError("x: " + "a" * 100_000 + "; mend it"))
+    assert len(line) == 1000 + 5 + 375 and line.endswith("; mend it")  # two thirds and a quarter of 1500, " ... "

@@ -151,6 +151,21 @@ def test_a_foreign_manifest_is_refused(tmp_path, content):
     assert str(path) in str(refusal.value) and "delete" in str(refusal.value)
 
 
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "policy/../../x", "", "a\x00b"])
+def test_a_manifest_lists_no_file_outside_its_folder(tmp_path, name):
+    manifest = checkpoint(RunPaths(tmp_path), 1)
+    path = tmp_path / "checkpoints/0001/manifest.json"
+    write_manifest(replace(manifest, outputs={name: {"bytes": 1, "sha256": None}}), path)
+    with pytest.raises(RunError, match="which is not below its folder; use the version that wrote it, or delete"):
+        read_manifest(path)
+
+
+def test_metrics_that_are_not_finite_are_left_out(tmp_path):
+    manifest = Manifest("optimize", 1, "c", {}, {}, metrics={"a": 1.0, "b": float("nan"), "c": float("inf")})
+    write_manifest(manifest, tmp_path / "manifest.json")
+    assert read_manifest(tmp_path / "manifest.json").metrics == {"a": 1.0}
+
+
 def test_what_stays():
     both, weights = {"policy/", "engine/"}, {"policy/"}
     assert retained(7, keep_last=2, keep_every=3, present=range(8)) == {

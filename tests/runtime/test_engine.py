@@ -62,6 +62,11 @@ def make_state(folder):
     return folder
 
 
+def spoil(folder, **facts):
+    record = json.loads((folder / "engine.json").read_text())
+    (folder / "engine.json").write_text(json.dumps(record | facts))
+
+
 def test_state_record_round_trip(tmp_path):
     record = read_state_record(make_state(tmp_path / "engine"))
     assert record["num_updates"] == 7 and record["files"] == {"state/rank0.pt": 5}
@@ -75,7 +80,17 @@ def test_state_record_round_trip(tmp_path):
         (lambda f: (f / "engine.json").unlink(), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 1, '), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 2}'), r"of another version"),
-        (lambda f: (f / "engine.json").write_text('{"schema": 1}'), r"engine.json lacks dtype, files, num_updates, "),
+        (
+            lambda f: (f / "engine.json").write_text('{"schema": 1}'),
+            r"engine.json is damaged \(Object missing required field `dtype`\)",
+        ),
+        (
+            lambda f: spoil(f, num_updates="7"),
+            r"damaged \(Expected `int`, got `str` - at `\$.num_updates`\)",
+        ),
+        (lambda f: spoil(f, files={"../rank0.pt": 5}), r"lists '../rank0.pt', which is not below that folder"),
+        (lambda f: spoil(f, files={"/etc/passwd": 5}), r"lists '/etc/passwd', which is not below that folder"),
+        (lambda f: (f / "engine.json").write_text("[" * 100_000), r"no engine checkpoint"),
     ],
 )
 def test_a_damaged_state_is_refused_by_name(tmp_path, harm, message):
