@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from env_adapters.registry import adapter_class, make_adapter
-from pipeline.config import Config, ConfigError, EnvConfig
+from pipeline.algorithm_options import DEFAULT_ALGORITHM
+from pipeline.config import Config, ConfigError, EnvConfig, did_you_mean
 from pipeline.config_loading import (
     apply_settings,
     build_config,
-    did_you_mean,
     load_config,
     load_preset,
     parse_setting,
@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   bash run.sh                                            the main job: model tiny, generated ALFWorld games
   bash run.sh --seed 1 --set optimize.learning_rate=3e-4 another seed and step size
   bash run.sh --model Qwen2.5-7B --env alfworld --dry-run  what would run on a GPU machine; starts nothing
+  bash run.sh --algorithm ppo                            a baseline in the same pipeline
   bash run.sh --run-dir runs/X                           go on with a run that was started before
   bash run.sh --run-dir runs/X --prepare-only            make runs/X, to do its stages by hand
   bash run.sh test                                       the tests
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--preset", help=f"settings to start from: {', '.join(preset_names())}")
     flags.add_argument("--model", help="tiny, Qwen2.5-1.5B, Qwen2.5-7B, smollm2-135m, a hub id or a folder")
     flags.add_argument("--env", help="alfworld, webshop, a registered name or package.module:Class")
+    flags.add_argument("--algorithm", help="sapo, ppo, grpo, rloo, remax, dapo, gigpo, vineppo or package.module:Class")
     flags.add_argument("--iterations", type=int, help="rounds of rollouts, advantages, optimisation")
     flags.add_argument("--ranks", type=int, help="processes, one a GPU")
     flags.add_argument("--seed", type=int, help="everything random derives from it")
@@ -101,25 +103,30 @@ def resolve(arguments: argparse.Namespace) -> Request:
     """
     settings = _flag_settings(arguments) + [parse_setting(setting) for setting in arguments.set]
     named = dict(settings)
-    for key in ("env.name", "model.name"):
+    for key in ("env.name", "model.name", "algorithm.name"):
         if not isinstance(named.get(key, ""), str):
             raise ConfigError(f"{key} = {named[key]!r}: must be text; put quotes around it")
-    environment, model = named.get("env.name"), named.get("model.name")
+    environment, model, algorithm = (named.get(f"{section}.name") for section in ("env", "model", "algorithm"))
     stored = arguments.run_dir / "config.yaml" if arguments.run_dir is not None else None
-    if stored is not None and stored.exists() and not (arguments.preset or model or environment):
+    if stored is not None and stored.exists() and not (arguments.preset or model or environment or algorithm):
         tree, source, name = to_tree(load_config(stored)), str(stored), ""
     elif arguments.preset is None and model and (Path(model).parent / "config.yaml").is_file():
         origin = Path(model).resolve().parent
         tree, source, name = to_tree(load_config(origin / "config.yaml")), f"run {origin.name}", f"from-{origin.name}"
         tree["warm_start"]["enabled"] = False
+        if algorithm and algorithm != tree["algorithm"]["name"]:
+            tree["algorithm"] = {}  # the options were those of another
     else:
         name = arguments.preset or preset_for_model(model)
-        tree, source = load_preset(name, environment), f"preset {name}"
+        tree, source = load_preset(name, environment, algorithm), f"preset {name}"
         if model and model != tree["model"]["name"]:
             name = f"{name}-{_slug(model)}"
     config = build_config(apply_settings(tree, settings))
     check_adapter_options(config)
-    run_dir = arguments.run_dir or RUNS / f"{name}-{_slug(config.env.name)}-seed{config.run.seed}"
+    parts = [name, _slug(config.env.name), _slug(config.algorithm.name), f"seed{config.run.seed}"]
+    if config.algorithm.name == DEFAULT_ALGORITHM:
+        parts.remove(DEFAULT_ALGORITHM)
+    run_dir = arguments.run_dir or RUNS / "-".join(parts)
     return Request(config, run_dir, source, arguments.launcher, arguments.dry_run, arguments.prepare_only)
 
 
@@ -127,6 +134,7 @@ def _flag_settings(arguments: argparse.Namespace) -> list[tuple[str, Any]]:
     flags = {
         "model.name": arguments.model,
         "env.name": arguments.env,
+        "algorithm.name": arguments.algorithm,
         "run.iterations": arguments.iterations,
         "run.ranks": arguments.ranks,
         "run.seed": arguments.seed,

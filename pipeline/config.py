@@ -6,7 +6,8 @@ Published settings stand in the `paper-*` presets; what the paper leaves open is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,12 @@ SECONDS = f"seconds in (0, {LONGEST_S}]"
 
 class ConfigError(Exception):
     """A setting is wrong. The message names the key, the value and what is allowed."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean optimize.learning_rate?`, or nothing where no name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _check(condition: bool, key: str, value: Any, allowed: str) -> None:
@@ -56,15 +63,29 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class AlgorithmConfig:
+    """The section of the algorithm's own name, such as `grpo.group_size`, holds its options (kept in `options`)."""
+
+    name: str = "sapo"  # sapo, ppo, grpo, rloo, remax, dapo, gigpo, vineppo or package.module:Class
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(bool(self.name), "algorithm.name", self.name, "a known algorithm or package.module:Class")
+
+
+@dataclass(frozen=True)
 class ValueConfig:
-    """The readout of Eq. 1, 2. The paper leaves r_max and temperature open; both defaults are ours."""
+    """The readout of Eq. 1, 2. The paper leaves all of this open; the defaults are ours."""
 
     r_max: float = 10.0  # bound of the discounted return, reward units; 10 fits the reward of 10
     temperature: float = 1.0  # tau_v
+    initial_rows: Literal["zero", "mean", "random"] = "zero"  # of w+ and w-: zero, the head's mean row, or small noise
+    v_offset: int = 0  # V is read so many tokens before the end of the prompt
 
     def __post_init__(self) -> None:
         _check(self.r_max > 0, "value.r_max", self.r_max, "> 0")
         _check(self.temperature > 0, "value.temperature", self.temperature, "> 0")
+        _check(self.v_offset >= 0, "value.v_offset", self.v_offset, ">= 0")
 
 
 @dataclass(frozen=True)
@@ -231,6 +252,7 @@ class LoggingConfig:
 class Config:
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

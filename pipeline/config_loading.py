@@ -7,7 +7,6 @@ flags, `--set`. Types are checked by jsonargparse, ranges by the dataclasses, na
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -19,7 +18,8 @@ from typing import Any, get_type_hints
 import yaml
 
 from pipeline import VERSION
-from pipeline.config import Config, ConfigError, EnvConfig
+from pipeline.algorithm_options import DEFAULT_ALGORITHM, check_groups, known_algorithm, move_options, option_section
+from pipeline.config import AlgorithmConfig, Config, ConfigError, EnvConfig, did_you_mean
 from runtime.files import atomic_write_text
 
 PRESETS = Path(__file__).parent / "presets"
@@ -67,8 +67,8 @@ def preset_for_model(model: str | None) -> str:
     return DEFAULT_PRESET if model is None else MODEL_PRESETS.get(model, OTHER_MODEL_PRESET)
 
 
-def load_preset(name: str, environment: str | None) -> dict[str, Any]:
-    """A preset's settings as a tree, its section for the environment merged in.
+def load_preset(name: str, environment: str | None, algorithm: str | None = None) -> dict[str, Any]:
+    """A preset's settings as a tree, its sections for the environment and the algorithm merged in.
 
     Raises:
         ConfigError: no such preset.
@@ -77,10 +77,13 @@ def load_preset(name: str, environment: str | None) -> dict[str, Any]:
         known = preset_names()
         raise ConfigError(f"unknown preset {name}{did_you_mean(name, known)}; there are {', '.join(known)}")
     tree = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
-    sections = tree.pop("environments", {})
-    environment = environment or tree["env"]["name"]
-    tree["env"]["name"] = environment
-    return merge(tree, sections.get(environment, {}))
+    for_environments, for_algorithms = tree.pop("environments", {}), tree.pop("algorithms", {})
+    tree["env"]["name"] = environment or tree["env"]["name"]
+    tree = merge(tree, for_environments.get(tree["env"]["name"], {}))
+    for_algorithms = merge(for_algorithms, tree.pop("algorithms", {}))  # an environment may have its own
+    own = tree.setdefault("algorithm", {})
+    own["name"] = algorithm or own.get("name", DEFAULT_ALGORITHM)
+    return merge(tree, for_algorithms.get(own["name"], {}))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {setting}: must be section.key=value, such as optimize.learning_rate=1e-6")
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as fault:  # ValueError: a number of thousands of digits, a date of month 13
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:  # ValueError: thousands of digits, a month 13
         raise ConfigError(f"--set {setting[:100]}: the value is not YAML; put quotes around it") from fault
     if isinstance(value, str) and EXPONENT_NUMBER.fullmatch(value):
         value = float(value)
@@ -122,28 +125,61 @@ def apply_settings(tree: Mapping[str, Any], settings: Iterable[tuple[str, Any]])
 def build_config(tree: Mapping[str, Any]) -> Config:
     """Check names, types and ranges of a tree of settings and freeze it.
 
-    Keys of `env` that are no field of EnvConfig are the adapter's options (checked by the adapter).
+    Keys of `env` that are no field of EnvConfig are the adapter's options (checked by the adapter). The section of the
+    algorithm's own name holds its options.
 
     Raises:
         ConfigError: names the key, the value and what is allowed.
     """
+
+    tree = move_options(_move_adapter_options(tree))
+    _check_names(tree)
+    config = Config(**_typed(Config, tree))
+    for key, value in config.env.options.items():
+        _check_value(f"env.{key}", value, Any)
+    return dataclasses.replace(config, algorithm=_with_all_options(config))
+
+
+def _typed(kind: type, tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """The fields of a dataclass out of a tree, types checked."""
     import jsonargparse  # here: what only reads a run does without it
 
-    tree = _move_adapter_options(tree)
-    _check_names(tree)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parser = jsonargparse.ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(Config, None)
+        parser.add_class_arguments(kind, section or None)
         try:
-            config = Config(**vars(parser.instantiate(parser.parse_object(tree))))
+            found = parser.instantiate(parser.parse_object({section: tree} if section else tree))
         except ConfigError:
             raise
         except Exception as fault:  # argparse, jsonargparse and typing raise what they like for a wrong type
-            raise ConfigError(_explain(tree, fault)) from fault
-    for key, value in config.env.options.items():
-        _check_value(f"env.{key}", value, Any)
-    return config
+            sections = {section: kind} if section else get_type_hints(Config)
+            raise ConfigError(_explain({section: tree} if section else tree, fault, sections)) from fault
+    return vars(found[section]) if section else vars(found)
+
+
+def _with_all_options(config: Config) -> AlgorithmConfig:
+    """The algorithm with a value for each of its options.
+
+    Raises:
+        ConfigError: no such algorithm, a wrong option, or trajectories that do not divide into its groups.
+    """
+    kind = known_algorithm(config.algorithm.name)
+    section = option_section(config.algorithm.name)
+    hints = get_type_hints(kind.Options)
+    for key, value in config.algorithm.options.items():
+        if key not in hints:
+            names = [f"{section}.{name}" for name in hints]
+            near = did_you_mean(f"{section}.{key}", names) or f"; there are {', '.join(names) or 'none'}"
+            raise ConfigError(f"unknown key {section}.{key}{near}")
+        _check_value(f"{section}.{key}", value, hints[key])
+    try:
+        options = kind.Options(**_typed(kind.Options, config.algorithm.options, section))
+    except ValueError as fault:
+        raise ConfigError(f"{section}.{fault}") from fault
+    algorithm = dataclasses.replace(config.algorithm, options=dataclasses.asdict(options))
+    check_groups(dataclasses.replace(config, algorithm=algorithm))
+    return algorithm
 
 
 def _move_adapter_options(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,15 +220,15 @@ def _check_value(key: str, value: Any, kind: Any) -> None:
         raise ConfigError(f"{key} = {str(value)[:24]}: must be finite and below {LARGEST:.0e}")
 
 
-def _explain(tree: Mapping[str, Any], fault: Exception) -> str:
+def _explain(tree: Mapping[str, Any], fault: Exception, sections: Mapping[str, type]) -> str:
     """One line for a type error: the key, the value, the type."""
     text = " ".join(str(fault).split())
-    for section, kind in get_type_hints(Config).items():
+    for section, kind in sections.items():
         hints = get_type_hints(kind)
         for name, value in tree.get(section, {}).items():
             if f'"{section}.{name}"' in text:
                 return f"{section}.{name} = {value!r}: must be {_type_name(hints[name])}"
-    return text
+    return f"{next(iter(sections))}.{text}" if len(sections) == 1 else text
 
 
 def _type_name(kind: Any) -> str:
@@ -204,26 +240,24 @@ def _type_name(kind: Any) -> str:
     )
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean optimize.learning_rate?`, or nothing where no name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def to_tree(config: Config) -> dict[str, Any]:
     """The inverse of `build_config`: plain dicts and scalars."""
     tree = dataclasses.asdict(config)
     tree["env"]["options"] = dict(config.env.options)
+    tree["algorithm"]["options"] = dict(config.algorithm.options)
     return tree
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Every setting under its dotted name; the adapter's options as env.<key>."""
+    """Every setting under its dotted name; the adapter's options as env.<key>, the algorithm's as <algorithm>.<key>."""
     flat = {}
     for section, values in to_tree(config).items():
         for name, value in values.items():
             if (section, name) == ("env", "options"):
                 flat.update({f"env.{key}": option for key, option in value.items()})
+            elif (section, name) == ("algorithm", "options"):
+                own = option_section(config.algorithm.name)
+                flat.update({f"{own}.{key}": option for key, option in value.items()})
             else:
                 flat[f"{section}.{name}"] = value
     return flat
@@ -269,7 +303,7 @@ def load_config(path: str | Path) -> Config:
     path = Path(path)
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as fault:
         reason = " ".join(str(fault).split())
         raise ConfigError(f"{path}: cannot be read ({reason}); name a run directory that `bash run.sh` made") from fault
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

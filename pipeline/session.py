@@ -19,6 +19,8 @@ from pipeline.cpu_time import cpu_seconds
 from pipeline.export import export_policy
 from pipeline.faults import names_its_remedy, one_line
 from pipeline.manifests import (
+    CRITIC,
+    POLICY,
     Manifest,
     apply_retention,
     check_outputs,
@@ -39,6 +41,7 @@ from runtime.files import remove_leftovers
 from runtime.forwarding import SERVICES, Forwarder
 from runtime.metrics import MetricsLog
 from runtime.progress import Progress, ProgressReport
+from stages.algorithm import algorithm_of
 from stages.context import Context, Resident, StageResult
 
 Result = TypeVar("Result")
@@ -59,8 +62,8 @@ class Session:
     log: MetricsLog | None = None
     forwarders: list[Forwarder] = field(default_factory=list)  # rank 0
     manifests: dict[Name, Manifest] = field(default_factory=dict)  # rank 0
-    trusted: set[tuple[Name, str]] = field(default_factory=set)  # rank 0: steps whose files (those under a prefix;
-    # "": all) were made or read in this process
+    # rank 0: steps whose files (those under a prefix; "": all) were made or read in this process
+    trusted: set[tuple[Name, str | tuple[str, ...]]] = field(default_factory=set)
     at: Name = ("start", 0)  # what is being done, for error messages
     startup_s: float = 0.0
 
@@ -192,7 +195,8 @@ def check_tasks(adapter: Any, config: Config) -> None:
     Raises:
         RunError: a split has too few tasks.
     """
-    name, wanted = config.env.name, config.rollout.trajectories
+    name, samples = config.env.name, algorithm_of(config).samples
+    wanted = config.rollout.trajectories // samples
     found = len(adapter.tasks(adapter.train_split))
     if found < wanted:
         remedy = f"set rollout.trajectories={found} or less" if found else "see what it says above and its options"
@@ -249,12 +253,13 @@ def _check_before(session: Session, step: Name, recompute: bool) -> None:
         manifest = session.manifests.get(maker)
         if manifest is None:
             raise RunError(f"{paths.root}: {stage} {iteration} needs {maker[0]} {maker[1]} first; do that stage before")
-        if name == "policy" and "policy/" in manifest.removed:
+        if name == "policy" and POLICY in manifest.removed:
             raise RunError(
                 f"{paths.root}: policy {maker[1]} was removed by retention (checkpoint.keep_last, keep_every), "
                 f"so {stage} {iteration} cannot be done any more; take a later iteration"
             )
-        prefix = "policy/" if maker[0] in ("warm_start", "optimize") and stage != "optimize" else ""
+        weights_only = maker[0] in ("warm_start", "optimize") and stage != "optimize"
+        prefix = (POLICY, CRITIC) if weights_only else ""
         read = {(maker, ""), (maker, prefix)} & session.trusted
         check_outputs(manifest, paths.stage(*maker), prefix, hashes=not read)
         session.trusted.add((maker, prefix))

@@ -43,17 +43,23 @@ class PolicyOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """A TokenBatch with everything the loss needs, packed like it. Values, returns, q_targets are normalised."""
+    """A TokenBatch with everything the losses need, packed like it. Values, returns, q_targets are normalised.
+
+    What the algorithm does not have is None: V and Q of the policy, or of a critic those per turn or per token.
+    """
 
     tokens: TokenBatch
     old_logprobs: torch.Tensor  # float32 [N]
     ref_logprobs: torch.Tensor | None  # float32 [N]; None: no KL
-    advantages: torch.Tensor  # float32 [K]
-    old_values: torch.Tensor  # float32 [K]
-    old_q_values: torch.Tensor  # float32 [K]
-    returns: torch.Tensor  # float32 [K]
-    q_targets: torch.Tensor  # float32 [K]
+    advantages: torch.Tensor  # float32 [N]
+    token_weights: torch.Tensor  # float32 [N]; 0 on dummy rows, else the trajectory's (1, or what its length makes it)
     turn_weights: torch.Tensor  # float32 [K]; 0 on the turns of dummy rows, else 1
+    old_values: torch.Tensor | None = None  # float32 [K]
+    old_q_values: torch.Tensor | None = None  # float32 [K]
+    returns: torch.Tensor | None = None  # float32 [K]
+    q_targets: torch.Tensor | None = None  # float32 [K]
+    token_values: torch.Tensor | None = None  # float32 [N]
+    token_returns: torch.Tensor | None = None  # float32 [N]
 
     def to(self, device: torch.device | str) -> TrainBatch:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}

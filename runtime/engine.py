@@ -1,4 +1,6 @@
-"""The policy under DeepSpeed ZeRO: forward, backward, step, checkpoint, export. The one importer of deepspeed.
+"""The policy, or a critic, under DeepSpeed ZeRO: forward, backward, step, checkpoint, export.
+
+The one importer of deepspeed.
 
 The fp32 master weights and Adam moments live in the engine checkpoint and are the truth of a run; the
 exported safetensors are a rounding of them where the model computes in bf16.
@@ -15,7 +17,7 @@ import os
 import resource
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -132,16 +134,14 @@ def init_distributed(timeout_s: float) -> Distributed:
 
 
 class TrainingEngine:
-    """The policy with its optimizer under ZeRO. All ranks call every method together, in the same order."""
+    """A model with its optimizer under ZeRO. All ranks call every method together, in the same order."""
 
     def __init__(
         self,
-        policy_folder: Path,
+        load: Callable[[], torch.nn.Module],
         distributed: Distributed,
         *,
         dtype: str,
-        attention: str,
-        temperature: float,
         zero_stage: int,
         max_grad_norm: float,
         weight_decay: float,
@@ -155,8 +155,8 @@ class TrainingEngine:
         """Build the engine from exported weights and, where `state_folder` is given, its checkpoint.
 
         Args:
-            policy_folder: safetensors, config, tokenizer, value_tokens.json.
-            temperature: sampling temperature of the log-probs (Eq. 3).
+            load: makes the module with its weights, in `dtype`; under stage 3 it is born partitioned, so that no rank
+                ever holds all of it. Its `pretrained` is the transformers model that `export` writes.
             state_folder: folder that `save` wrote; None starts a fresh optimizer from the weights.
 
         Raises:
@@ -184,26 +184,27 @@ class TrainingEngine:
         self._zero_stage = zero_stage
         self._dtype = dtype
         self._movable = distributed.device.type == "cuda" and zero_stage == 3 and not offload_parameters
-        policy = _load_policy(Path(policy_folder), config, zero_stage, dtype, attention, temperature)
+        module = _build(load, config, zero_stage)
+        self._prefix = next(name for name, one in module.named_children() if one is module.pretrained) + "."
         if gradient_checkpointing:
-            policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            module.pretrained.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         optimizer = torch.optim.AdamW(
-            decay_groups(policy.named_parameters(), weight_decay),
+            decay_groups(module.named_parameters(), weight_decay),
             lr=0.0,
             betas=adam_betas,
             eps=adam_epsilon,
             fused=distributed.device.type == "cpu",  # there it saves temporaries of the weights' size
         )
-        self._engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
+        self._engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         self._engine.train()
         if other_ranks:
             self._load_converted(Path(state_folder), record)
         elif record is not None:
             self._load(Path(state_folder), STATE_TAG, record)
 
-    def forward(self, batch: Any) -> Any:
-        """The policy's outputs for one micro-batch on this rank. Ranks must call it equally often."""
-        return self._engine(batch)
+    def forward(self, *inputs: Any) -> Any:
+        """The module's outputs for one micro-batch on this rank. Ranks must call it equally often."""
+        return self._engine(*inputs)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Accumulate the gradient of one micro-batch.
@@ -318,21 +319,21 @@ class TrainingEngine:
         weights = self._gathered_weights()
         if self.distributed.is_main:
             with atomic_folder(folder) as temporary:
-                causal_lm = self._engine.module.causal_lm
-                causal_lm.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
+                pretrained = self._engine.module.pretrained
+                pretrained.save_pretrained(temporary, state_dict=weights, max_shard_size=max_shard_size)
                 copy_companions(companions, temporary)
         self.distributed.barrier("the exported policy")
 
     def _gathered_weights(self) -> dict[str, torch.Tensor] | None:
-        """Full weights on the CPU of rank 0, named as the causal model names them; None on other ranks."""
+        """Full weights on the CPU of rank 0, named as the transformers model names them; None on other ranks."""
         if self._zero_stage == 3:
             state = self._engine._consolidated_16bit_state_dict()  # compute type, whatever the name says
         elif self.distributed.is_main:
             state = {name: tensor.detach().cpu() for name, tensor in self._engine.module.state_dict().items()}
         else:
             state = None
-        prefix = "causal_lm."
-        return None if state is None else {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        own = self._prefix
+        return None if state is None else {k.removeprefix(own): v for k, v in state.items() if k.startswith(own)}
 
     def offload_states(self) -> None:
         """Move weights, masters, moments and buffers to CPU memory so that generation has the GPU; no-op on CPU."""
@@ -369,13 +370,12 @@ class TrainingEngine:
         gc.collect()
 
 
-def _load_policy(folder: Path, config: dict, zero_stage: int, dtype: str, attention: str, temperature: float) -> Any:
-    """The policy module; under stage 3 born partitioned, so that no rank ever holds all of it."""
-    from runtime.model import load_policy
+def _build(load: Callable[[], torch.nn.Module], config: dict, zero_stage: int) -> Any:
+    """The module; under stage 3 born partitioned."""
     from runtime.pretrained import partitioned_construction
 
     with partitioned_construction(config) if zero_stage == 3 else nullcontext():
-        return load_policy(folder, dtype=dtype, attention=attention, temperature=temperature)
+        return load()
 
 
 def decay_groups(

@@ -74,7 +74,8 @@ def sapo_loss(
 
     Args:
         output: what the current policy says of the micro-batch.
-        batch: the micro-batch; turns of weight 0 (dummies) enter no sum and no count.
+        batch: the micro-batch; turns of weight 0 (dummies) enter no sum and no count. Without q_targets (an algorithm
+            that does not train V and Q) the two value terms are left out.
         num_tokens, num_turns: response tokens and turns of the global optimisation batch (one optimizer step, all
             ranks, without dummies): the denominators.
         value_clip, q_clip: eps_V and eps_Q, normalised space. value_temperature: tau_v.
@@ -89,37 +90,66 @@ def sapo_loss(
     """
     if kl_coef != 0.0 and batch.ref_logprobs is None:
         raise ValueError("kl_coef is not 0 but the batch has no ref_logprobs: score the reference, or set kl_coef to 0")
-    turn_weights = batch.turn_weights.to(torch.float64)
-    token_weights = turn_weights[batch.tokens.token_turn]
-    token_advantages = batch.advantages[batch.tokens.token_turn]  # every token of a turn gets the turn's advantage
-    v = normalised_readout(output.value_margins, value_temperature)
-    q = normalised_readout(output.q_margins, value_temperature)
+    turn_weights, token_weights = batch.turn_weights.to(torch.float64), batch.token_weights.to(torch.float64)
     per_token = {
-        "policy_loss": policy_loss(output.logprobs, batch.old_logprobs, token_advantages, clip_low, clip_high),
+        "policy_loss": policy_loss(output.logprobs, batch.old_logprobs, batch.advantages, clip_low, clip_high),
         "entropy": output.entropies,
     }
     if batch.ref_logprobs is not None:
         per_token["kl_ref"] = kl_k3(output.logprobs, batch.ref_logprobs)
-    per_turn = {
-        "value_loss": readout_loss(v, batch.old_values, batch.returns, value_clip),
-        "q_loss": readout_loss(q, batch.old_q_values, batch.q_targets, q_clip),
-    }
     sums = {name: (token_weights * x).sum() for name, x in per_token.items()}
-    sums |= {name: (turn_weights * x).sum() for name, x in per_turn.items()}
     token_part = policy_coef * (sums["policy_loss"] - entropy_coef * sums["entropy"])
     if kl_coef != 0.0:
         token_part = token_part + kl_coef * sums["kl_ref"]
-    turn_part = value_coef * sums["value_loss"] + q_coef * sums["q_loss"]
-    loss = token_part / num_tokens + turn_part / num_turns
+    loss = token_part / num_tokens
+    readouts = {}
+    if batch.q_targets is not None:
+        v = normalised_readout(output.value_margins, value_temperature)
+        q = normalised_readout(output.q_margins, value_temperature)
+        sums["value_loss"] = (turn_weights * readout_loss(v, batch.old_values, batch.returns, value_clip)).sum()
+        sums["q_loss"] = (turn_weights * readout_loss(q, batch.old_q_values, batch.q_targets, q_clip)).sum()
+        loss = loss + (value_coef * sums["value_loss"] + q_coef * sums["q_loss"]) / num_turns
+        readouts = {"v": (v, output.value_margins), "q": (q, output.q_margins)}
     with torch.no_grad():
         sums |= {"tokens": token_weights.sum(), "turns": turn_weights.sum()}
         sums |= _ratio_sums(output.logprobs - batch.old_logprobs, token_weights, clip_low, clip_high)
-        sums |= _readout_sums("v", v, batch.returns, turn_weights)
-        sums |= _readout_sums("q", q, batch.returns, turn_weights)
-        sums["v_saturated"] = (turn_weights * saturated(output.value_margins, value_temperature)).sum()
-        sums["q_saturated"] = (turn_weights * saturated(output.q_margins, value_temperature)).sum()
+        for name, (p, margins) in readouts.items():
+            sums |= moment_sums(name, p, batch.returns, turn_weights)
+            sums[f"{name}_saturated"] = (turn_weights * saturated(margins, value_temperature)).sum()
         numbers = torch.stack([x.detach() for x in sums.values()]).tolist()  # one transfer from the device
     return loss.to(torch.float32), dict(zip(sums, numbers, strict=True))
+
+
+def critic_loss(
+    values: torch.Tensor, batch: TrainBatch, *, count: float, value_clip: float
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """One micro-batch's share of a critic's loss: `readout_loss` of its values, per turn or per token; and sums.
+
+    Args:
+        values: what the critic says, in units of r_max: [N] where the batch has token_returns, else [K].
+        count: response tokens or turns of the global optimisation batch: the denominator.
+        value_clip: how far a value may move from the old one, units of r_max.
+
+    Returns:
+        (loss, sums): the losses of all micro-batches and ranks add up to the mean; the sums go, added up, through
+        `finish_critic_metrics`.
+    """
+    by_token = batch.token_returns is not None
+    old, returns = (batch.token_values, batch.token_returns) if by_token else (batch.old_values, batch.returns)
+    weights = (batch.turn_weights[batch.tokens.token_turn] if by_token else batch.turn_weights).to(torch.float64)
+    total = (weights * readout_loss(values, old, returns, value_clip)).sum()
+    with torch.no_grad():
+        sums = {"loss": total, "count": weights.sum(), **moment_sums("critic", values, returns, weights)}
+        numbers = torch.stack([x.detach() for x in sums.values()]).tolist()
+    return (total / count).to(torch.float32), dict(zip(sums, numbers, strict=True))
+
+
+def finish_critic_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Mean loss and explained variance of a critic, out of the sums of `critic_loss`."""
+    count = max(sums["count"], 1.0)
+    explained, _ = agreement(*(sums[f"critic_{moment}"] / count for moment in ("p", "pp", "py", "y", "yy")))
+    metrics = {"critic/loss": sums["loss"] / count}
+    return metrics if explained is None else {**metrics, "critic/explained_variance": explained}
 
 
 def _ratio_sums(
@@ -135,7 +165,8 @@ def _ratio_sums(
     }
 
 
-def _readout_sums(name: str, p: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+def moment_sums(name: str, p: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums from which `finish_metrics` makes explained variance and correlation of predictions p [K]."""
     p, y = p.to(torch.float64), returns.to(torch.float64)
     moments = {"p": p, "pp": p * p, "py": p * y, "y": y, "yy": y * y}
     return {f"{name}_{moment}": (weights * x).sum() for moment, x in moments.items()}
@@ -154,8 +185,10 @@ def finish_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         for name in ("policy_loss", "entropy", "kl_ref", "approx_kl", "clip_fraction", "ratio")
         if name in sums
     }
-    metrics |= {f"sapo/{name}": sums[name] / turns for name in ("value_loss", "q_loss")}
+    metrics |= {f"sapo/{name}": sums[name] / turns for name in ("value_loss", "q_loss") if name in sums}
     for name in ("v", "q"):
+        if f"{name}_p" not in sums:
+            continue
         metrics[f"sapo/saturated_{name}"] = sums[f"{name}_saturated"] / turns
         moments = (sums[f"{name}_{moment}"] / turns for moment in ("p", "pp", "py", "y", "yy"))
         explained, correlation = agreement(*moments)

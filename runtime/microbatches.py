@@ -11,6 +11,10 @@ from runtime.batches import TokenBatch, TrainBatch
 from runtime.records import Row
 from runtime.seeding import permutation
 
+PER_TOKEN = ("old_logprobs", "ref_logprobs", "advantages", "token_values", "token_returns")
+ALWAYS = ("old_logprobs", "advantages")  # the others may be absent
+PER_TURN = ("old_values", "old_q_values", "returns", "q_targets")
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -130,20 +134,19 @@ def train_batch(rows: Sequence[Row], weight: float = 1.0, pad_id: int = 0) -> Tr
     tokens = token_batch(rows, pad_id)
     num_tokens, num_turns = count_rows(rows)
 
-    def packed(name: str, length: int) -> torch.Tensor:
+    def packed(name: str, length: int) -> torch.Tensor | None:
+        if name not in ALWAYS and not any(getattr(row, name) for row in rows):
+            return None
         values = torch.tensor([x for row in rows for x in getattr(row, name)], dtype=torch.float32)
         if len(values) != length:
             raise ValueError(f"rows hold {len(values)} {name} for {length} places; compute the advantages again")
         return values
 
-    has_reference = all(row.ref_logprobs is not None for row in rows)
+    weights = torch.tensor([weight * row.weight for row in rows], dtype=torch.float32)
     return TrainBatch(
         tokens=tokens,
-        old_logprobs=packed("old_logprobs", num_tokens),
-        ref_logprobs=packed("ref_logprobs", num_tokens) if has_reference else None,
+        token_weights=weights.repeat_interleave(torch.tensor([row.num_response_tokens for row in rows])),
         turn_weights=torch.full((num_turns,), weight, dtype=torch.float32),
-        **{
-            name: packed(name, num_turns)
-            for name in ("advantages", "old_values", "old_q_values", "returns", "q_targets")
-        },
+        **{name: packed(name, num_tokens) for name in PER_TOKEN},
+        **{name: packed(name, num_turns) for name in PER_TURN},
     )

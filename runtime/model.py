@@ -77,12 +77,15 @@ class Policy(nn.Module):
         causal_lm: a transformers causal language model; its output embedding is replaced by a ChunkedHead.
         value_tokens: the reserved entries w+ and w-.
         temperature: the rollout's sampling temperature, > 0; the log-probs carry it (Eq. 3).
+        v_offset: V is read so many tokens before a prompt's last one (at its first where it is shorter); 0 is Eq. 1.
 
     Raises:
         ModelFilesError: the model changes its logits after the head, or its head has a bias.
     """
 
-    def __init__(self, causal_lm: nn.Module, value_tokens: ValueTokens, temperature: float) -> None:
+    def __init__(
+        self, causal_lm: nn.Module, value_tokens: ValueTokens, temperature: float, v_offset: int = 0
+    ) -> None:  # fmt: skip
         super().__init__()
         _refuse_changed_logits(causal_lm.config)
         head = causal_lm.get_output_embeddings()
@@ -95,8 +98,14 @@ class Policy(nn.Module):
         self.causal_lm = causal_lm
         self.value_tokens = value_tokens
         self.temperature = temperature
+        self.v_offset = v_offset
         value_ids = torch.tensor([value_tokens.positive_id, value_tokens.negative_id], device="cpu")
         self.register_buffer("value_ids", value_ids, persistent=False)
+
+    @property
+    def pretrained(self) -> nn.Module:
+        """The transformers model that is saved."""
+        return self.causal_lm
 
     def forward(self, batch: TokenBatch) -> PolicyOutput:
         """Log-probs, entropies and the margins of V and Q in one pass; logits at response positions only.
@@ -115,7 +124,9 @@ class Policy(nn.Module):
         self, hidden: torch.Tensor, response: torch.Tensor, batch: TokenBatch, token_ids: torch.Tensor
     ) -> PolicyOutput:
         """What the head says: log-probs of `token_ids` [N] where the response tokens stand, and the margins."""
-        boundaries = torch.cat((batch.turn_start - 1, batch.turn_end))
+        prompt_end = batch.turn_start - 1
+        row_start = prompt_end - prompt_end % batch.input_ids.shape[1]
+        boundaries = torch.cat(((prompt_end - self.v_offset).maximum(row_start), batch.turn_end))
         logprobs, entropies, margins = self.causal_lm.get_output_embeddings()(
             hidden.index_select(0, response - 1),  # its backward is faster than that of hidden[...]
             boundaries=hidden.index_select(0, boundaries),
@@ -163,6 +174,7 @@ def load_policy(
     dtype: str | torch.dtype,
     attention: str = "sdpa",
     temperature: float = 1.0,
+    v_offset: int = 0,
     device: torch.device | str | None = None,
 ) -> Policy:
     """The policy of a folder: safetensors, config.json, value_tokens.json.
@@ -183,7 +195,7 @@ def load_policy(
     files = read_weights(directory)
     causal_lm = load_causal_lm(directory, dtype, attention)
     check_complete(causal_lm, files, directory)
-    policy = Policy(causal_lm, value_tokens, temperature)
+    policy = Policy(causal_lm, value_tokens, temperature, v_offset)
     return policy if device is None else policy.to(device)
 
 
@@ -196,6 +208,7 @@ def resident_replica(
     attention: str,
     temperature: float,
     device: torch.device | str,
+    v_offset: int = 0,
 ) -> Policy:
     """The process's plain inference replica, holding the weights of `directory`: kept, refreshed or loaded.
 
@@ -210,7 +223,7 @@ def resident_replica(
         resident.replica_policy = None  # half-loaded weights must not pass for anything
         resident.replica.load_weights(directory)
     resident.replica_policy = fingerprint
-    resident.replica.temperature = temperature
+    resident.replica.temperature, resident.replica.v_offset = temperature, v_offset
     return resident.replica
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
@@ -80,8 +81,53 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, attention: str) -> nn.Mo
         return AutoModelForCausalLM.from_pretrained(
             str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
         )
+    except Exception as fault:  # of transformers, or of the model's own code
+        raise ModelFilesError(
+            f"{directory}: transformers cannot load the model ({in_one_line(fault)}); copy the model again, or take "
+            "one that this version of transformers knows"
+        ) from fault
+
+
+def load_token_classifier(directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:
+    """The token classifier of a folder with its weights; within `partitioned_construction` born partitioned.
+
+    Raises:
+        ModelFilesError: transformers refuses it.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForTokenClassification.from_pretrained(
+            str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
+        )
     except (OSError, ValueError, RuntimeError, ImportError) as fault:
-        raise ModelFilesError(f"{directory}: transformers cannot load the model ({in_one_line(fault)})") from fault
+        raise ModelFilesError(f"{directory}: transformers cannot load the critic ({in_one_line(fault)})") from fault
+
+
+def save_as_token_classifier(source: Path, folder: Path) -> None:
+    """Write a causal model's decoder with a head of one label in place of the vocabulary, all zeros, no dropout.
+
+    Raises:
+        ModelFilesError: the model's family has no token classifier in transformers.
+    """
+    config = load_config(source)
+    config.num_labels, config.classifier_dropout = 1, 0.0
+    transformers_logging.disable_progress_bar()
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # the head is not in the files, as it should be
+    try:
+        model = AutoModelForTokenClassification.from_pretrained(
+            str(source), config=config, use_safetensors=True, local_files_only=True, dtype="auto"
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as fault:
+        raise ModelFilesError(
+            f"{source}: transformers makes no critic of a {config.model_type} model ({in_one_line(fault)}); use a "
+            "model such as Qwen2.5 or Llama, or an algorithm without a critic"
+        ) from fault
+    finally:
+        transformers_logging.set_verbosity(level)
+    for parameter in model.score.parameters():
+        nn.init.zeros_(parameter)
+    model.save_pretrained(folder)
 
 
 def empty_causal_lm(directory: Path) -> nn.Module:

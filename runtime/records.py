@@ -153,7 +153,7 @@ def _check_scalars(record: Trajectory | Turn, where: str) -> None:
 def _check(trajectory: Trajectory, where: str) -> None:
     _check_scalars(trajectory, where)
     if trajectory.status not in STATUSES:
-        raise RecordError(f"{where}: status {trajectory.status!r} is none of {', '.join(STATUSES)}")
+        raise RecordError(f"{where}: status {trajectory.status!r} is none of {', '.join(STATUSES)}; delete the line to replay it")
     if trajectory.status != "error" and not trajectory.turns:
         raise RecordError(f"{where}: a {trajectory.status} trajectory without turns; delete the line to replay it")
     for index, turn in enumerate(trajectory.turns):
@@ -193,23 +193,29 @@ class Scores:
     values: tuple[float, ...]  # [K]
     q_values: tuple[float, ...]  # [K]
     entropies: tuple[float, ...] | None = None  # [N], nats over W_act; nothing is trained on them
+    critic_values: tuple[float, ...] | None = None  # [N], a critic's before each response token; None without a critic
 
 
 @dataclass(frozen=True)
 class Targets:
     """Training targets of one trajectory, one entry per turn (Eq. 4-7); one line of targets.jsonl.
 
-    Values, returns and q_targets are in reward units; `advantages` are batch-normalised,
-    `raw_advantages` the GAE before the invalid-action penalty.
+    Values, returns and q_targets are in reward units; `advantages` are normalised as the algorithm does it,
+    `raw_advantages` what they were before. What an algorithm does not have is empty: without values of any kind the
+    series of V and Q, with advantages that are equal over a turn the series over tokens.
     """
 
     key: str
-    values: tuple[float, ...]
-    q_values: tuple[float, ...]
-    raw_advantages: tuple[float, ...]
-    advantages: tuple[float, ...]
-    returns: tuple[float, ...]
-    q_targets: tuple[float, ...]
+    values: tuple[float, ...] = ()  # V of the policy's readout, or the critic's
+    q_values: tuple[float, ...] = ()
+    raw_advantages: tuple[float, ...] = ()
+    advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    q_targets: tuple[float, ...] = ()
+    token_advantages: tuple[float, ...] = ()  # [N], over the response ids of all turns; `advantages` are their means
+    token_values: tuple[float, ...] = ()  # [N], where a critic is read before every token
+    token_returns: tuple[float, ...] = ()  # [N]
+    weight: float = 1.0  # of each of the trajectory's tokens in the loss
 
 
 @dataclass(frozen=True)
@@ -218,7 +224,7 @@ class Row:
 
     In the history form a row is one turn (prompt, response). `spans` are half-open intervals of
     `input_ids` that hold the responses; the response mask is their union. All per-token tuples run over
-    the tokens of the spans in order, all per-turn tuples over the spans.
+    the tokens of the spans in order, all per-turn tuples over the spans. What the algorithm does not have is empty.
 
     Example (prompt 7 8, response 3 2):
         Row(key="task#0", turn_index=0, input_ids=(7, 8, 3, 2), spans=((2, 4),), old_logprobs=(-0.1, -0.3), ...)
@@ -230,11 +236,14 @@ class Row:
     spans: tuple[tuple[int, int], ...]
     old_logprobs: tuple[float, ...] = ()
     ref_logprobs: tuple[float, ...] | None = None
-    advantages: tuple[float, ...] = ()  # per turn
+    advantages: tuple[float, ...] = ()  # per token
     old_values: tuple[float, ...] = ()  # per turn, normalised to [-1, 1]
     old_q_values: tuple[float, ...] = ()  # per turn, normalised
     returns: tuple[float, ...] = ()  # per turn, normalised
     q_targets: tuple[float, ...] = ()  # per turn, normalised
+    token_values: tuple[float, ...] = ()  # per token, normalised: a critic's
+    token_returns: tuple[float, ...] = ()  # per token, normalised
+    weight: float = 1.0  # of its tokens in the loss
 
     @property
     def num_response_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 The head's two rows become zero: both logits are 0 after every context, so V = Q = 0 in the middle of the clip range,
 and the gradient of the margin with respect to the rows is the hidden state, which is not zero. (The paper leaves the
-initialisation open; zero rows are our choice.) Only files with a tensor concerned are rewritten, as a stream.
+initialisation open; zero rows are our choice, others an option.) Only files with a tensor concerned are rewritten, as a
+stream.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 NOT_COMPANIONS = (INDEX_FILE, VALUE_TOKENS_FILE, "manifest.json")  # a run's manifest is not the model's
 RESERVED_NAME = re.compile(r"<\|reserved_special_token_\d+\|>")
 MEAN_BYTES = 1 << 22
+RANDOM_STD = 0.02  # of the random rows: the usual deviation of initial weights
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -64,7 +66,9 @@ class Reservation:
     rewritten_bytes: int
 
 
-def reserve_value_tokens(source: Path, target: Path, r_max: float, temperature: float) -> Reservation:
+def reserve_value_tokens(
+    source: Path, target: Path, r_max: float, temperature: float, initial_rows: str = "zero", seed: int = 0
+) -> Reservation:
     """Make `target` a copy of the model in `source` in which two vocabulary entries are reserved.
 
     A model that has been reserved before (a run's export) keeps its ids and its rows. `target` appears whole or not
@@ -74,6 +78,8 @@ def reserve_value_tokens(source: Path, target: Path, r_max: float, temperature: 
         source: a plain transformers folder: safetensors, config.json, tokenizer.
         r_max: bound of the discounted return, reward units.
         temperature: tau_v.
+        initial_rows: what the two rows hold: "zero", "mean" (both the mean of all rows) or "random" (normal numbers
+            with RANDOM_STD, from `seed`).
 
     Raises:
         ModelFilesError: the model cannot be used or its files are damaged.
@@ -99,7 +105,7 @@ def reserve_value_tokens(source: Path, target: Path, r_max: float, temperature: 
         choice = choose_rows(matrices.num_rows, vocabulary, _named_ids(source), _removable_ids(source))
         tokens = ValueTokens(choice.positive_id, choice.negative_id, r_max, temperature, fingerprint)
     with atomic_folder(target) as folder:
-        rewritten = _write_weights(files, folder, _edits(files, matrices, choice))
+        rewritten = _write_weights(files, folder, _edits(files, matrices, choice, initial_rows, seed))
         _copy_companions(source, folder)
         _adjust_companions(source, folder, choice, matrices.num_rows)
         write_value_tokens(folder, tokens)
@@ -200,20 +206,35 @@ def _removable_ids(source: Path) -> set[int]:
     return {token["id"] for token in added if token["content"] not in own and token["content"] not in elsewhere}
 
 
-def _edits(files: list[WeightFile], matrices: Matrices, choice: RowChoice) -> dict[str, RowEdit]:
+def _edits(
+    files: list[WeightFile], matrices: Matrices, choice: RowChoice, initial_rows: str, seed: int
+) -> dict[str, RowEdit]:
     """The edit of each matrix concerned. An untied embedding changes only where it grows: its rows are never input."""
     if choice.kind == "kept":
         return {}
-    value_rows = (choice.positive_id, choice.negative_id)
+    value_ids = (choice.positive_id, choice.negative_id)
     edits = {}
     for file in files:
         for name in {matrices.embedding, matrices.head} & file.tensors.keys():
-            if choice.kind == "grown":
-                fill = mean_row(file, file.tensors[name])
-                edits[name] = RowEdit(choice.num_rows, fill, value_rows)
-            elif name == matrices.head or matrices.tied:
-                edits[name] = RowEdit(choice.num_rows, b"", value_rows)
+            entry = file.tensors[name]
+            is_head = name == matrices.head or matrices.tied
+            rows = initial_value_rows(initial_rows if is_head else "zero", file, entry, seed)
+            if choice.kind == "grown" or is_head:
+                fill = mean_row(file, entry) if choice.kind == "grown" else b""
+                edits[name] = RowEdit(choice.num_rows, fill, dict(zip(value_ids, rows, strict=True)))
     return edits
+
+
+def initial_value_rows(kind: str, file: WeightFile, entry: TensorEntry, seed: int) -> tuple[bytes, bytes]:
+    """The bytes of the rows of w+ and w- in the dtype of a matrix; zero is all bytes 0 in every floating dtype."""
+    if kind == "zero":
+        return bytes(entry.row_bytes), bytes(entry.row_bytes)
+    if kind == "mean":
+        return mean_row(file, entry), mean_row(file, entry)
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(2, entry.shape[1], generator=generator) * RANDOM_STD
+    positive, negative = (row.to(_DTYPES[entry.dtype]).view(torch.uint8).numpy().tobytes() for row in numbers)
+    return positive, negative
 
 
 def mean_row(file: WeightFile, entry: TensorEntry) -> bytes:

@@ -18,13 +18,31 @@ from runtime.prompts import PromptRenderer, PromptTooLong
 from runtime.records import Trajectory, Turn
 from runtime.seeding import Name, trajectory_seed, uniforms
 
-__all__ = ["EnvironmentPool", "EnvironmentPoolError", "PlaySettings", "PlayTimes", "RolloutError", "play"]
+__all__ = ["EnvironmentPool", "EnvironmentPoolError", "Play", "PlaySettings", "PlayTimes", "RolloutError", "play"]
 
+NOT_RESTORED = (
+    "the environment showed something else when the turns before were played again, so its states cannot be restored; "
+    "use a deterministic environment, or an algorithm that does not start episodes in the middle"
+)
 ATTEMPTS = 2  # an episode whose environment is lost is played once more
 
 
 class RolloutError(Exception):
     """Too many episodes failed. The message names how many, the limit, and the first failure."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """An episode to play: a task, the number of the sample, and turns that are played again before sampling starts."""
+
+    task: Task
+    sample: int = 0
+    script: tuple[Turn, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """That of its trajectory."""
+        return f"{self.task.task_id}#{self.sample}"
 
 
 @dataclass(frozen=True)
@@ -51,8 +69,7 @@ class PlayTimes:
 
 @dataclass
 class _Episode:
-    task: Task
-    sample: int
+    play: Play
     failures: int = 0  # of its environment, so far
     goal: str = ""
     observation: Observation | None = None
@@ -63,16 +80,26 @@ class _Episode:
     completion: Completion | None = None
     score: float = 0.0
 
+    @property
+    def task(self) -> Task:
+        return self.play.task
+
+    @property
+    def scripted(self) -> Turn | None:
+        """The next turn, where it is one to play again."""
+        at = len(self.turns)
+        return self.play.script[at] if at < len(self.play.script) else None
+
 
 def play(
-    episodes: Sequence[tuple[Task, int]],
+    episodes: Sequence[Play],
     pool: EnvironmentPool,
     generator: Generator,
     renderer: PromptRenderer,
     settings: PlaySettings,
     times: PlayTimes | None = None,
 ) -> Iterator[Trajectory]:
-    """Play each (task, sample) once and yield its trajectory when it ends, in the order of ending.
+    """Play each episode once and yield its trajectory when it ends, in the order of ending.
 
     As many episodes live at once as the generator has slots. A response is decoded once, for the environment; its ids
     are kept as sampled. After `max_turns` turns (the last one is played too) an episode that has not ended by itself
@@ -97,7 +124,7 @@ def play(
 class _Sweep:
     def __init__(
         self,
-        episodes: Sequence[tuple[Task, int]],
+        episodes: Sequence[Play],
         pool: EnvironmentPool,
         generator: Generator,
         renderer: PromptRenderer,
@@ -105,7 +132,7 @@ class _Sweep:
         times: PlayTimes,
     ) -> None:
         self.pool, self.generator, self.renderer, self.settings, self.times = pool, generator, renderer, settings, times
-        self.waiting = deque(_Episode(task, sample) for task, sample in episodes)
+        self.waiting = deque(_Episode(one) for one in episodes)
         self.total = len(self.waiting)
         self.live: dict[int, _Episode] = {}  # by slot
         self.finished: deque[Trajectory] = deque()
@@ -171,9 +198,15 @@ class _Sweep:
                 self._ask(reply.slot, episode, reply.result.observation)
 
     def _ask(self, slot: int, episode: _Episode, observation: Observation) -> None:
-        """Render the prompt of the next turn and queue it for generation."""
+        """Render the prompt of the next turn and queue it for generation; or play a turn of the script again."""
         episode.observation = observation
         turn = len(episode.turns)
+        if (again := episode.scripted) is not None:
+            if observation.text != again.observation:
+                self._finish(slot, "error", False, f"turn {turn}: {NOT_RESTORED}")
+            else:
+                self.pool.step(slot, again.response)
+            return
         try:
             episode.prompt_ids = self.renderer.render(observation, episode.history, turn)
         except PromptTooLong as fault:
@@ -184,7 +217,7 @@ class _Sweep:
             settings.run_seed,
             settings.seed_name,
             episode.task.task_id,
-            episode.sample,
+            episode.play.sample,
             turn,
             self.generator.max_response,
         )
@@ -206,8 +239,11 @@ class _Sweep:
     def _add_turn(self, episode: _Episode, result: StepResult, seconds: float) -> None:
         before, completion = episode.observation, episode.completion
         actions = before.admissible_actions
+        episode.history.append(PastTurn(before.text, result.action))
+        episode.score = float(result.score)
         episode.turns.append(
-            Turn(
+            episode.scripted
+            or Turn(
                 observation=before.text,
                 admissible_actions=None if actions is None else tuple(actions),
                 prompt_ids=episode.prompt_ids,
@@ -223,8 +259,6 @@ class _Sweep:
                 truncated=not result.terminated and len(episode.turns) + 1 >= self.settings.max_turns,
             )
         )
-        episode.history.append(PastTurn(before.text, result.action))
-        episode.score = float(result.score)
 
     def _lost(self, slot: int, episode: _Episode, reply: Reply) -> None:
         """Start the episode anew, with the same randomness; or give it up."""
@@ -232,7 +266,7 @@ class _Sweep:
         if failures >= ATTEMPTS:
             self._finish(slot, "error", False, reply.error)
             return
-        self.live[slot] = _Episode(episode.task, episode.sample, failures)
+        self.live[slot] = _Episode(episode.play, failures)
         self.pool.reset(slot, episode.task)
 
     def _finish(self, slot: int, status: str, success: bool, error: str | None = None) -> None:
@@ -250,12 +284,12 @@ def _trajectory(
     task = episode.task
     return Trajectory(
         task_id=task.task_id,
-        sample=episode.sample,
+        sample=episode.play.sample,
         split=task.split,
         task_type=task.task_type,
         goal=episode.goal,
         iteration=settings.iteration,
-        seed=trajectory_seed(settings.run_seed, settings.seed_name, task.task_id, episode.sample),
+        seed=trajectory_seed(settings.run_seed, settings.seed_name, task.task_id, episode.play.sample),
         policy=settings.policy,
         temperature=temperature,
         status=status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from runtime.records import RecordError, Row, Scores, Targets, Trajectory
 
@@ -25,24 +26,23 @@ def make_rows(
 ) -> list[Row]:
     """The training rows of an iteration in canonical order: by trajectory key, then turn.
 
-    Trajectories with status "error" have no rows. Values and targets are divided by r_max; the returns and
-    q_targets are cut to [-1, 1], where every return lies that the method allows (a bootstrapped one may exceed
-    it, and the readout could not follow).
+    What is trained is what has targets. Values and their targets are divided by r_max; the returns and q_targets are
+    cut to [-1, 1], where every return lies that the method allows (a bootstrapped one may exceed it, and the readout
+    could not follow).
 
     Args:
         scores, targets: by trajectory key.
         r_max: bound of the return, reward units.
 
     Raises:
-        RecordError: a trajectory without scores or targets, or with the wrong number of them.
+        RecordError: targets without a trajectory or scores, or with the wrong number of them.
     """
+    by_key = {one.key: one for one in trajectories if one.status != "error"}
     rows = []
-    for trajectory in sorted(trajectories, key=lambda one: one.key):
-        if trajectory.status == "error":
-            continue
-        if trajectory.key not in scores or trajectory.key not in targets:
-            raise RecordError(f"trajectory {trajectory.key} has no scores or targets; run compute_advantages again")
-        rows += _trajectory_rows(trajectory, scores[trajectory.key], targets[trajectory.key], r_max)
+    for key in sorted(targets):
+        if key not in scores or key not in by_key:
+            raise RecordError(f"targets of {key}: no such trajectory, or no scores; run compute_advantages again")
+        rows += _trajectory_rows(by_key[key], scores[key], targets[key], r_max)
     return rows
 
 
@@ -57,24 +57,29 @@ def _trajectory_rows(trajectory: Trajectory, scores: Scores, targets: Targets, r
     rows, start = [], 0
     for turn, row in enumerate(plain):
         end = start + row.num_response_tokens
+        equal = (targets.advantages[turn],) * row.num_response_tokens  # every token gets the turn's
         rows.append(
-            Row(
-                key=row.key,
-                turn_index=row.turn_index,
-                input_ids=row.input_ids,
-                spans=row.spans,
+            replace(
+                row,
                 old_logprobs=scores.old_logprobs[start:end],
                 ref_logprobs=None if scores.ref_logprobs is None else scores.ref_logprobs[start:end],
-                advantages=(targets.advantages[turn],),
-                old_values=(targets.values[turn] / r_max,),
-                old_q_values=(targets.q_values[turn] / r_max,),
-                returns=(_unit(targets.returns[turn] / r_max),),
-                q_targets=(_unit(targets.q_targets[turn] / r_max),),
+                advantages=targets.token_advantages[start:end] or equal,
+                old_values=_normalised(targets.values[turn : turn + 1], r_max),
+                old_q_values=_normalised(targets.q_values[turn : turn + 1], r_max),
+                returns=_cut(_normalised(targets.returns[turn : turn + 1], r_max)),
+                q_targets=_cut(_normalised(targets.q_targets[turn : turn + 1], r_max)),
+                token_values=_normalised(targets.token_values[start:end], r_max),
+                token_returns=_cut(_normalised(targets.token_returns[start:end], r_max)),
+                weight=targets.weight,
             )
         )
         start = end
     return rows
 
 
-def _unit(x: float) -> float:
-    return min(1.0, max(-1.0, x))
+def _normalised(numbers: Sequence[float], r_max: float) -> tuple[float, ...]:
+    return tuple(x / r_max for x in numbers)
+
+
+def _cut(numbers: Sequence[float]) -> tuple[float, ...]:
+    return tuple(min(1.0, max(-1.0, x)) for x in numbers)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.model import Policy
 
 SCORES_PATTERN = "scores-*.safetensors"
+OPTIONAL = ("ref_logprobs", "entropies", "critic_values")  # series over the response tokens
 PROBED_ROWS = 16  # of one micro-batch: the check of the value tokens costs a small part of the scoring pass
 
 
@@ -119,6 +120,35 @@ def score_trajectories(
     return scores
 
 
+@torch.no_grad()
+def critic_values(
+    critic: Any,
+    trajectories: Sequence[Trajectory],
+    token_budget: int,
+    device: torch.device | str,
+    progress: Callable[[int], Any] | None = None,
+) -> dict[str, tuple[float, ...]]:
+    """What a critic says before each response token, by trajectory key: [N] each, units of r_max.
+
+    Args: as in `score_trajectories`.
+    """
+    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
+    parts: list[list[float]] = [[] for _ in rows]
+    for microbatch in plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]:
+        chosen = [rows[index] for index in microbatch.rows]
+        values = critic(token_batch(chosen).to(device), by_token=True).cpu()
+        for index, part in zip(microbatch.rows, values.split([row.num_response_tokens for row in chosen]), strict=True):
+            parts[index] = part.tolist()
+        if progress is not None:
+            progress(len(chosen))
+    found, start = {}, 0
+    for trajectory in trajectories:
+        end = start + len(trajectory.turns)
+        found[trajectory.key] = tuple(x for part in parts[start:end] for x in part)
+        start = end
+    return found
+
+
 def value_token_probability(
     policy: Policy, trajectories: Sequence[Trajectory], token_budget: int, device: torch.device | str
 ) -> float:
@@ -145,7 +175,7 @@ def write_scores(path: Path, scores: Sequence[Scores]) -> None:
         "values": flat([one.values for one in scores]),
         "q_values": flat([one.q_values for one in scores]),
     }
-    for name in ("ref_logprobs", "entropies"):
+    for name in OPTIONAL:
         if scores and getattr(scores[0], name) is not None:
             tensors[name] = flat([getattr(one, name) for one in scores])
     contents = {
@@ -171,9 +201,9 @@ def read_scores(folder: Path) -> dict[str, Scores]:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             counts = {"values": metadata["num_turns"], "old_logprobs": metadata["num_tokens"]}
             counts |= {"q_values": metadata["num_turns"]}
-            counts |= dict.fromkeys(("ref_logprobs", "entropies"), metadata["num_tokens"])
+            counts |= dict.fromkeys(OPTIONAL, metadata["num_tokens"])
             series = {name: [tuple(x.tolist()) for x in t.split(counts[name])] for name, t in tensors.items()}
-            for name in ("ref_logprobs", "entropies"):
+            for name in OPTIONAL:
                 series.setdefault(name, [None] * len(metadata["keys"]))
             for index, key in enumerate(metadata["keys"]):
                 scores[key] = Scores(key=key, **{name: parts[index] for name, parts in series.items()})

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ def _cut_torn_tail(file: Any) -> int:
 
 def write_targets(path: Path, targets: Iterable[Targets]) -> None:
     """Write targets.jsonl, one line a trajectory, all or nothing."""
-    lines = [to_line(asdict(one), f"{path}: targets {one.key}") for one in targets]
+    lines = [to_line(_targets_to_json(one), f"{path}: targets {one.key}") for one in targets]
     atomic_write_text(path, b"".join(lines).decode("ascii"))
 
 
@@ -178,12 +178,21 @@ def read_targets(path: Path) -> list[Targets]:
     return [_targets_from_json(data, where) for where, data in records]
 
 
+def _targets_to_json(targets: Targets) -> dict[str, Any]:
+    """Without what the algorithm does not have."""
+    absent = {item.name: item.default for item in fields(Targets)}
+    return {name: value for name, value in vars(targets).items() if value != absent[name]}
+
+
 def _targets_from_json(data: Any, where: str) -> Targets:
     try:
-        values = {name: tuple(map(float, series)) for name, series in data.items() if name != "key"}
-        targets = Targets(key=data["key"], **values)
+        numbers = {name: tuple(map(float, x)) for name, x in data.items() if name not in ("key", "weight")}
+        targets = Targets(key=data["key"], weight=float(data.get("weight", 1.0)), **numbers)
+        _ = data["raw_advantages"], data["advantages"]  # every algorithm has them
     except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise RecordError(f"{where}: not targets ({fault}); run compute_advantages with --recompute") from fault
-    if len({len(series) for series in values.values()}) != 1:
-        raise RecordError(f"{where}: series of different length; run compute_advantages with --recompute")
+    for of_tokens in (False, True):
+        series = {len(x) for name, x in numbers.items() if name.startswith("token_") == of_tokens}
+        if len(series) > 1:
+            raise RecordError(f"{where}: series of different length; run compute_advantages with --recompute")
     return targets

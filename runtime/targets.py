@@ -5,6 +5,7 @@ Everything here is per turn: how many tokens a turn has plays no part. All arith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,35 +33,67 @@ class AdvantageStats:
     zero_variance: bool  # all penalised advantages are equal: the batch has no signal, every advantage is 0
 
 
-def turn_targets(
-    rewards: torch.Tensor, values: torch.Tensor, q_values: torch.Tensor, gamma: float, gae_lambda: float
-) -> TurnTargets:
-    """Eq. 4-6 for ONE trajectory, backwards over its turns. The episode ends after the last turn (d = 1 there).
+def turn_advantages(
+    rewards: Sequence[float] | torch.Tensor, values: Sequence[float] | torch.Tensor, gamma: float, gae_lambda: float
+) -> torch.Tensor:
+    """Eq. 4, 5 for ONE trajectory, backwards over its turns. The episode ends after the last turn (d = 1 there).
 
     A trajectory cut at the turn limit counts as terminal too: nothing is bootstrapped beyond the last turn.
 
     Args:
-        rewards, values, q_values: float [K], reward units; the values are those of the policy that sampled.
+        rewards, values: [K], reward units; the values are those of the policy that sampled.
         gamma, gae_lambda: discount and trace decay a turn, in [0, 1].
 
+    Returns:
+        A_t, float64 [K].
+
     Raises:
-        ValueError: the three are not vectors of one non-zero length, or not finite.
+        ValueError: the two are not vectors of one non-zero length, or not finite.
     """
-    rewards, values, q_values = (x.detach().to(torch.float64) for x in (rewards, values, q_values))
-    if rewards.ndim != 1 or not rewards.numel() or not rewards.shape == values.shape == q_values.shape:
-        shapes = [tuple(x.shape) for x in (rewards, values, q_values)]
-        raise ValueError(f"rewards, values and q_values must be vectors of one length > 0, found {shapes}")
-    if not torch.isfinite(torch.stack((rewards, values, q_values))).all():
-        raise ValueError("rewards, values and q_values must be finite")
-    end = rewards.new_zeros(1)
-    deltas = rewards + gamma * torch.cat((values[1:], end)) - values  # Eq. 4
+    rewards, values = _vectors(rewards, values)
+    deltas = rewards + gamma * torch.cat((values[1:], values.new_zeros(1))) - values  # Eq. 4
     advantages = torch.empty_like(deltas)
     following = 0.0
     for turn in reversed(range(len(deltas))):
         following = float(deltas[turn]) + gamma * gae_lambda * following  # Eq. 5
         advantages[turn] = following
-    q_targets = rewards + gamma * torch.cat((q_values[1:], end))
+    return advantages
+
+
+def plus(values: Sequence[float], advantages: torch.Tensor) -> tuple[float, ...]:
+    """V + A, the lambda-returns, as plain numbers [K]."""
+    return tuple((torch.tensor(values, dtype=torch.float64) + advantages).tolist())
+
+
+def turn_targets(
+    rewards: Sequence[float] | torch.Tensor,
+    values: Sequence[float] | torch.Tensor,
+    q_values: Sequence[float] | torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> TurnTargets:
+    """Eq. 4-6 for ONE trajectory: `turn_advantages`, and the targets of V and Q.
+
+    Args:
+        rewards, values, q_values: [K], reward units.
+
+    Raises:
+        ValueError: the three are not vectors of one non-zero length, or not finite.
+    """
+    rewards, values, q_values = _vectors(rewards, values, q_values)
+    advantages = turn_advantages(rewards, values, gamma, gae_lambda)
+    q_targets = rewards + gamma * torch.cat((q_values[1:], q_values.new_zeros(1)))
     return TurnTargets(advantages=advantages, returns=values + advantages, q_targets=q_targets)
+
+
+def _vectors(*series: Sequence[float] | torch.Tensor) -> list[torch.Tensor]:
+    vectors = [torch.as_tensor(x, dtype=torch.float64).detach() for x in series]
+    shapes = [tuple(x.shape) for x in vectors]
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or not shapes[0][0]:
+        raise ValueError(f"rewards, values and q_values must be vectors of one length > 0, found {shapes}")
+    if not torch.isfinite(torch.stack(vectors)).all():
+        raise ValueError("rewards, values and q_values must be finite")
+    return vectors
 
 
 def normalise_advantages(

@@ -54,14 +54,11 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class RowEdit:
-    """What to change of one matrix: its number of rows, what new rows hold, and which rows become zero.
-
-    Zero is all bytes 0 in every floating dtype.
-    """
+    """What to change of one matrix: its number of rows, what new rows hold, and rows that get other bytes."""
 
     num_rows: int  # >= the old number: a matrix never shrinks
     fill: bytes  # content of one new row
-    zero_rows: tuple[int, ...]
+    rows: Mapping[int, bytes]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise ModelFilesError(f"{path}: cannot be read as JSON ({fault}); copy the model again") from fault
     if not isinstance(data, dict):
         raise ModelFilesError(f"{path}: holds a {type(data).__name__}, not a JSON object; copy the model again")
@@ -96,7 +93,7 @@ def read_weight_file(path: Path) -> WeightFile:
         tensors = {name: _entry(fields, 8 + length) for name, fields in header.items()}
     except OSError as fault:
         raise ModelFilesError(f"{path}: cannot be read ({fault}); copy the model again") from fault
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise ModelFilesError(f"{path}: the safetensors header is damaged ({fault}); copy the model again") from fault
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     position = 8 + length
@@ -110,8 +107,10 @@ def read_weight_file(path: Path) -> WeightFile:
 
 
 def _entry(fields: Mapping[str, Any], data_start: int) -> TensorEntry:
-    start, end = fields["data_offsets"]
-    return TensorEntry(fields["dtype"], tuple(int(n) for n in fields["shape"]), data_start + start, data_start + end)
+    (start, end), shape = fields["data_offsets"], tuple(fields["shape"])
+    if any(type(n) is not int or n < 0 for n in (start, end, *shape)) or type(fields["dtype"]) is not str:
+        raise ValueError(f"dtype {fields['dtype']!r}, shape {shape}, bytes {start} to {end}")
+    return TensorEntry(fields["dtype"], shape, data_start + start, data_start + end)
 
 
 def read_weights(folder: Path) -> list[WeightFile]:
@@ -129,7 +128,8 @@ def read_weights(folder: Path) -> list[WeightFile]:
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
         raise ModelFilesError(f"{folder / INDEX_FILE}: has no weight_map; copy the model again")
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if "/" in name or not (folder / name).is_file()]
+    there = {path.name for path in folder.iterdir() if path.is_file()}
+    missing = [name for name in names if name not in there]  # a name with a folder in it is not there either
     if missing:
         raise ModelFilesError(f"{folder}: shard {missing[0]} of {INDEX_FILE} is missing; copy the model again")
     files = {name: read_weight_file(folder / name) for name in names}
@@ -215,7 +215,7 @@ def read_pieces(reader: BinaryIO, entry: TensorEntry, piece_bytes: int = COPY_BY
 def _edit_rows(writer: BinaryIO, begin: int, entry: TensorEntry, edit: RowEdit) -> None:
     writer.write(edit.fill * (edit.num_rows - entry.shape[0]))
     end = writer.tell()
-    for row in edit.zero_rows:
+    for row, content in edit.rows.items():
         writer.seek(begin + row * entry.row_bytes)
-        writer.write(bytes(entry.row_bytes))
+        writer.write(content)
     writer.seek(end)

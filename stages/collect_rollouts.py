@@ -1,7 +1,9 @@
-"""Stage: one trajectory for each task of the iteration, sampled with the policy before it (policy i-1).
+"""Stage: the trajectories of an iteration, sampled with the policy before it (policy i-1): one a task, or as many as
+the algorithm wants.
 
-Reads policy i-1. Writes iterations/i/rollouts/rank-RRRRR.jsonl, one line a trajectory, as they end. After a kill the
-finished trajectories stay as they are and only the missing tasks are played.
+Reads policy i-1. Writes iterations/i/rollouts/rank-RRRRR.jsonl, one line a trajectory, as they end, and
+baseline-rank-RRRRR.jsonl where the algorithm plays episodes that are not trained. After a kill the finished
+trajectories stay as they are and only the missing ones are played.
 """
 
 from __future__ import annotations
@@ -16,43 +18,63 @@ import statistics
 from collections.abc import Sequence
 
 from env_adapters.base import EnvironmentFault, Task
+from runtime.algorithms.base import SweepPlan
 from runtime.records import RecordError, Trajectory
 from runtime.seeding import permutation
+from stages.algorithm import algorithm_of
 from stages.context import Context, StageResult
 from stages.sweep import Sweep, SweepResult, get_ready, play_sweep
 
 
 def run(context: Context) -> StageResult:
-    """Play the tasks of `context.iteration`."""
+    """Play what the algorithm asks for in `context.iteration`, sweep after sweep."""
     config, adapter, iteration = context.config, context.adapter, context.iteration
-    tasks = tasks_of_iteration(
-        adapter.tasks(adapter.train_split), config.run.seed, iteration, config.rollout.trajectories
-    )
+    algorithm = algorithm_of(config)
+    split, count = adapter.tasks(adapter.train_split), config.rollout.trajectories // algorithm.samples
+    tasks = tasks_of_iteration(split, config.run.seed, iteration, count)
+    others = further_tasks(split, tasks, config.run.seed, iteration)
     players = get_ready(context, context.paths.policy(iteration - 1))
-    sweep = Sweep(
-        tasks=tasks,
-        folder=context.paths.rollouts(iteration),
-        prefix="",
-        seed_name=iteration,
-        iteration=iteration,
-        temperature=config.rollout.temperature,
-        stage="collect_rollouts",
-        what=f"rollouts {iteration}",
-        alone=True,
-    )
-    result = play_sweep(context, players, sweep)
+    results: list[SweepResult] = []
+    by_prefix: dict[str, SweepResult] = {}  # a later sweep of the same shards holds the earlier one's episodes too
+    plan = algorithm.next_sweep(tasks, [], lambda n: others[:n])  # the same on every rank
+    while plan is not None:
+        results.append(play_sweep(context, players, _sweep(context, plan, len(results))))
+        by_prefix[plan.prefix] = results[-1]
+        plan = None
+        if context.distributed.is_main:  # it alone has read what was played
+            plan = algorithm.next_sweep(tasks, [one.trajectories for one in results], lambda n: others[:n])
+        plan = context.distributed.broadcast(plan, "the next episodes to play")
     if not context.distributed.is_main:
         return StageResult()
+    trained = by_prefix[""].trajectories
+    played = [one for result in by_prefix.values() for one in result.trajectories]
     return StageResult(
         counts={
-            "trajectories": len(result.trajectories),
-            "turns": sum(len(one.turns) for one in result.trajectories),
-            "errors": sum(one.status == "error" for one in result.trajectories),
-            "played_now": result.num_played,
-            "duplicates": result.num_duplicates,
+            "trajectories": len(played),
+            "baselines": len(played) - len(trained),
+            "turns": sum(len(one.turns) for one in played),
+            "errors": sum(one.status == "error" for one in played),
+            "played_now": sum(result.num_played for result in results),
+            "duplicates": sum(result.num_duplicates for result in by_prefix.values()),
+            "response_tokens": sum(len(turn.response_ids) for one in played for turn in one.turns),
         },
-        metrics=rollout_metrics(result.trajectories) | speed_metrics(result),
-        seconds=time_split(result, players.seconds),
+        metrics=rollout_metrics(trained) | speed_metrics(results),
+        seconds=time_split(results, players.seconds),
+    )
+
+
+def _sweep(context: Context, plan: SweepPlan, number: int) -> Sweep:
+    iteration = context.iteration
+    return Sweep(
+        plays=plan.plays,
+        folder=context.paths.rollouts(iteration),
+        prefix=plan.prefix,
+        seed_name=iteration,
+        iteration=iteration,
+        temperature=0.0 if plan.greedy else context.config.rollout.temperature,
+        stage="collect_rollouts",
+        what=f"rollouts {iteration}" + (f", sweep {number + 1}" if number else ""),
+        may_hold=plan.may_hold,
     )
 
 
@@ -85,6 +107,13 @@ def tasks_of_iteration(tasks: Sequence[Task], run_seed: int, iteration: int, cou
     return [tasks[index] for index in stream[(iteration - 1) * count : iteration * count]]
 
 
+def further_tasks(split: Sequence[Task], tasks: Sequence[Task], run_seed: int, iteration: int) -> list[Task]:
+    """The tasks of the split that are not among `tasks`, in an order that belongs to the iteration."""
+    own = {task.task_id for task in tasks}
+    order = permutation(run_seed, "further tasks", iteration, n=len(split)).tolist()
+    return [split[index] for index in order if split[index].task_id not in own]
+
+
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Averages over the episodes that count: errors are left out, and their number given.
 
@@ -108,24 +137,29 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def speed_metrics(result: SweepResult) -> dict[str, float]:
+def speed_metrics(results: Sequence[SweepResult]) -> dict[str, float]:
     """Tokens a second over all ranks, of what was played now; nothing where all was there already."""
-    metrics = {"rollout/worker_restarts": float(result.num_restarts)}
-    if result.num_played and result.times.total_s > 0:
-        metrics["rollout/response_tokens_per_s"] = result.response_tokens / result.times.total_s
-        metrics["rollout/tokens_per_s"] = (result.prompt_tokens + result.response_tokens) / result.times.total_s
-        metrics["rollout/environment_busy_s"] = result.times.environment_s
+    metrics = {"rollout/worker_restarts": float(sum(result.num_restarts for result in results))}
+    total_s = sum(result.times.total_s for result in results)
+    if any(result.num_played for result in results) and total_s > 0:
+        response = sum(result.response_tokens for result in results)
+        prompt = sum(result.prompt_tokens for result in results)
+        metrics["rollout/response_tokens_per_s"] = response / total_s
+        metrics["rollout/tokens_per_s"] = (prompt + response) / total_s
+        metrics["rollout/environment_busy_s"] = sum(result.times.environment_s for result in results)
     return metrics
 
 
-def time_split(result: SweepResult, refresh_s: float) -> dict[str, float]:
-    """Wall seconds of the parts of a sweep. Environments overlap with generation: only waiting for them counts."""
-    times = result.times
+def time_split(results: Sequence[SweepResult], refresh_s: float) -> dict[str, float]:
+    """Wall seconds of the parts of the sweeps. Environments overlap with generation: only waiting for them counts."""
+    generation_s = sum(result.times.generation_s for result in results)
+    wait_s = sum(result.times.environment_wait_s for result in results)
+    total_s = sum(result.times.total_s for result in results)
     return {
         "refresh_s": refresh_s,
-        "generation_s": times.generation_s,
-        "environment_wait_s": times.environment_wait_s,
-        "loop_s": times.total_s - times.generation_s - times.environment_wait_s,
+        "generation_s": generation_s,
+        "environment_wait_s": wait_s,
+        "loop_s": total_s - generation_s - wait_s,
     }
 
 

@@ -1,6 +1,7 @@
-"""Stage: score the rollouts with the policy that sampled them, then compute the targets (Eq. 4-7).
+"""Stage: score the rollouts with the policy that sampled them, then have the algorithm compute the targets (Eq. 4-7).
 
-Reads iterations/i/rollouts and policy i-1 (and policy 0, the reference, where the KL coefficient is not 0).
+Reads iterations/i/rollouts and policy i-1 (and policy 0, the reference, where the KL coefficient is not 0; and critic
+i-1, where the algorithm has one).
 Writes iterations/i/advantages: scores-RRRRR.safetensors of each rank, targets.jsonl of rank 0. With `recompute`
 the targets are made again from the stored scores, without a model.
 """
@@ -20,13 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
+from runtime.algorithms.base import BASELINES, Episode, Estimates
+from runtime.estimators import discounted_returns
 from runtime.losses import agreement
 from runtime.records import RecordError, Scores, Targets, Trajectory
 from runtime.scoring import (
     SCORES_PATTERN,
     check_ids,
+    critic_values,
     deal_trajectories,
     read_scores,
     score_trajectories,
@@ -35,12 +37,12 @@ from runtime.scoring import (
     write_scores,
 )
 from runtime.shards import read_trajectories, write_targets
-from runtime.targets import AdvantageStats, normalise_advantages, turn_targets
 from runtime.weight_files import policy_fingerprint
+from stages.algorithm import algorithm_of
 from stages.context import Context, StageResult
 
 if TYPE_CHECKING:
-    from pipeline.config import AdvantageConfig, Config, ValueConfig
+    from pipeline.config import Config, ValueConfig
     from runtime.vocabulary import ValueTokens
 
 
@@ -48,19 +50,21 @@ def run(context: Context, recompute: bool = False) -> StageResult:
     """Score (unless `recompute`) and compute the targets of `context.iteration`."""
     folder = context.paths.advantages(context.iteration)
     everything = read_trajectories(context.paths.rollouts(context.iteration))
-    trajectories = sorted((one for one in everything if one.status != "error"), key=lambda one: one.key)
-    if not trajectories:
+    num_errors = sum(one.status == "error" for one in everything)
+    if num_errors == len(everything):
         raise RecordError(
-            f"{context.paths.rollouts(context.iteration)}: no trajectory to train on ({len(everything)} ended in an "
+            f"{context.paths.rollouts(context.iteration)}: no trajectory to train on ({num_errors} ended in an "
             "error); mend what their `error` field says, then delete the folder to play anew"
         )
+    trajectories = sorted(algorithm_of(context.config).select(everything), key=lambda one: one.key)
     seconds, measured = {}, {}
     if not recompute:
         seconds, measured = _score(context, trajectories, folder)
     context.distributed.barrier("the scores of all ranks")
     counts = {
         "trajectories": len(trajectories),
-        "errors": len(everything) - len(trajectories),
+        "errors": num_errors,
+        "not_selected": len(everything) - num_errors - len(trajectories),
         "turns": sum(len(one.turns) for one in trajectories),
         "response_tokens": sum(len(turn.response_ids) for one in trajectories for turn in one.turns),
         "scored_tokens": sum(len(t.prompt_ids) + len(t.response_ids) for one in trajectories for t in one.turns),
@@ -69,14 +73,13 @@ def run(context: Context, recompute: bool = False) -> StageResult:
         return StageResult(counts=counts, seconds=seconds)
     start = time.perf_counter()
     scores = _check_scores(trajectories, read_scores(folder), folder)
-    targets, stats = compute_targets(
-        trajectories, scores, context.config.advantage, context.config.env.success_reward_scale
-    )
-    write_targets(folder / "targets.jsonl", targets)
+    baselines = read_trajectories(context.paths.rollouts(context.iteration), BASELINES)
+    estimates = compute_targets(trajectories, scores, baselines, context.config)
+    write_targets(folder / "targets.jsonl", estimates.targets)
     seconds["targets_s"] = time.perf_counter() - start
     metrics = {
-        **batch_metrics(stats),
-        **value_metrics(trajectories, targets, context.config),
+        **estimates.metrics,
+        **value_metrics(trajectories, estimates.targets, context.config),
         **step0_metrics(trajectories, scores),
         **measured,
     }
@@ -114,6 +117,7 @@ def _score(
             attention=config.model.attention,
             temperature=config.rollout.temperature,
             device=device,
+            v_offset=config.value.v_offset,
         )
         check_readout(policy.value_tokens, config.value, directory)
         rows = policy.causal_lm.get_output_embeddings().weight.shape[0]
@@ -142,9 +146,36 @@ def _score(
         if reference_fingerprint != fingerprint:
             referred, seconds["ref_logprobs_s"] = scored_by(reference, reference_fingerprint, "reference log-probs")
         scores = {key: replace(one, ref_logprobs=referred[key].old_logprobs) for key, one in scores.items()}
+    if algorithm_of(config).critic:
+        start = time.perf_counter()
+        values = _ask_critic(context, own)
+        scores = {key: replace(one, critic_values=values[key]) for key, one in scores.items()}
+        seconds["critic_values_s"] = time.perf_counter() - start
     write_scores(scores_path(folder, distributed.rank), [scores[one.key] for one in own])
     probabilities = distributed.gather(on_value_tokens, "the probability of the value tokens")
     return seconds, {"step0/value_token_probability": max(probabilities)}
+
+
+def _ask_critic(context: Context, own: Sequence[Trajectory]) -> dict[str, tuple[float, ...]]:
+    """The critic's values before each response token, reward units; the first critic is made where it is missing."""
+    from runtime.critic import make_first_critic, resident_critic
+
+    config, distributed, folder = context.config, context.distributed, context.paths.critic(context.iteration - 1)
+    if context.iteration == 1 and distributed.is_main and not folder.exists():
+        make_first_critic(context.paths.policy(0), folder)
+    distributed.barrier("the first critic")
+    critic = resident_critic(
+        context.resident,
+        folder,
+        policy_fingerprint(folder),
+        dtype=config.model.dtype,
+        attention=config.model.attention,
+        device=distributed.device,
+    )
+    bar = context.progress(sum(len(one.turns) for one in own), "values of the critic", "turn")
+    values = critic_values(critic, own, config.advantage.score_tokens, distributed.device, bar.update)
+    bar.close()
+    return {key: tuple(x * config.value.r_max for x in series) for key, series in values.items()}
 
 
 def check_readout(tokens: ValueTokens, value: ValueConfig, directory: Path) -> None:
@@ -177,68 +208,46 @@ def _check_scores(
 
 
 def compute_targets(
-    trajectories: Sequence[Trajectory], scores: Mapping[str, Scores], config: AdvantageConfig, reward_scale: float
-) -> tuple[list[Targets], AdvantageStats]:
-    """Eq. 4-6 per trajectory, Eq. 7 over all turns; in the order of `trajectories`."""
-    parts = [
-        turn_targets(
-            torch.tensor([turn.reward * reward_scale for turn in one.turns], dtype=torch.float64),
-            torch.tensor(scores[one.key].values, dtype=torch.float64),
-            torch.tensor(scores[one.key].q_values, dtype=torch.float64),
-            config.gamma,
-            config.gae_lambda,
-        )
-        for one in trajectories
-    ]
-    normalised, stats = normalise_advantages(
-        torch.cat([part.advantages for part in parts]),
-        torch.tensor([not turn.valid for one in trajectories for turn in one.turns]),
-        config.invalid_action_coef,
-        config.epsilon,
-        config.min_std,
-    )
-    split = normalised.split([len(one.turns) for one in trajectories])
-    targets = [
-        Targets(
-            key=one.key,
-            values=scores[one.key].values,
-            q_values=scores[one.key].q_values,
-            raw_advantages=tuple(part.advantages.tolist()),
-            advantages=tuple(advantages.tolist()),
-            returns=tuple(part.returns.tolist()),
-            q_targets=tuple(part.q_targets.tolist()),
-        )
-        for one, part, advantages in zip(trajectories, parts, split, strict=True)
-    ]
-    return targets, stats
+    trajectories: Sequence[Trajectory],
+    scores: Mapping[str, Scores],
+    baselines: Sequence[Trajectory],
+    config: Config,
+) -> Estimates:
+    """What the algorithm makes of the trajectories; targets in their order."""
+    scale = config.env.success_reward_scale
 
+    def episode(one: Trajectory) -> Episode:
+        return Episode(one, tuple(turn.reward * scale for turn in one.turns), scores.get(one.key))
 
-def batch_metrics(stats: AdvantageStats) -> dict[str, float]:
-    return {
-        "advantage/mean": stats.mean,
-        "advantage/std": stats.std,
-        "advantage/floored": float(stats.floored),
-        "advantage/zero_variance": float(stats.zero_variance),
-    }
+    if not trajectories:
+        return Estimates([], {"advantage/zero_variance": 1.0})
+    episodes = [episode(one) for one in trajectories]
+    return algorithm_of(config).estimate(episodes, [episode(one) for one in baselines if one.status != "error"])
 
 
 def value_metrics(trajectories: Sequence[Trajectory], targets: Sequence[Targets], config: Config) -> dict[str, float]:
-    """How V and Q of the policy that sampled agree with the lambda-returns, and with the plain discounted ones.
+    """How the values (and Q) agree with the lambda-returns, and with the plain discounted ones.
 
-    The lambda-return has V in it, the plain one (suffix _plain) has not. Left out where there is no variance.
+    The lambda-return has V in it, the plain one (suffix _plain) has not. Left out where there is no variance, and where
+    the algorithm has no values.
     """
+    if not targets:
+        return {}
     r_max = config.value.r_max
-    plain = []
-    for trajectory in trajectories:
-        following, backwards = 0.0, []
-        for turn in reversed(trajectory.turns):
-            following = turn.reward * config.env.success_reward_scale + config.advantage.gamma * following
-            backwards.append(following)
-        plain += reversed(backwards)
-    returns = [x for one in targets for x in one.returns]
+    by_key = {one.key: one for one in trajectories}
+    trained = [by_key[one.key] for one in targets]
+    rewards = [[turn.reward * config.env.success_reward_scale for turn in one.turns] for one in trained]
+    plain = [x for own in rewards for x in discounted_returns(own, config.advantage.gamma).tolist()]
+    metrics = {"advantage/return_plain": statistics.fmean(plain)}
+    metrics["advantage/equal_returns"] = float(len({one.return_undiscounted for one in trained}) == 1)
     readouts = {"v": [x for one in targets for x in one.values], "q": [x for one in targets for x in one.q_values]}
-    metrics = {"advantage/return": statistics.fmean(returns), "advantage/return_plain": statistics.fmean(plain)}
+    if not readouts["v"]:
+        return metrics
+    returns = [x for one in targets for x in one.returns]
+    metrics["advantage/return"] = statistics.fmean(returns)
     for name, p in readouts.items():
+        if not p:
+            continue
         metrics[f"advantage/saturated_{name}"] = statistics.fmean(abs(x) >= r_max * (1 - 1e-6) for x in p)
         for suffix, y in (("", returns), ("_plain", plain)):
             explained, correlation = agreement(*_moments(p, y))
@@ -248,7 +257,6 @@ def value_metrics(trajectories: Sequence[Trajectory], targets: Sequence[Targets]
                 metrics[f"advantage/correlation_{name}{suffix}"] = correlation
     beyond = [abs(x) > r_max for one in targets for x in one.returns + one.q_targets]
     metrics["advantage/targets_beyond_r_max"] = statistics.fmean(beyond)
-    metrics["advantage/equal_returns"] = float(len({one.return_undiscounted for one in trajectories}) == 1)
     return metrics
 
 
@@ -266,8 +274,8 @@ def _moments(p: Sequence[float], y: Sequence[float]) -> tuple[float, ...]:
 def no_signal(metrics: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
     """What to say of a batch that tells the policy nothing; None where it does."""
     if metrics["advantage/zero_variance"]:
-        return f"the advantages of all {counts['turns']} turns are equal, so they are 0: only V and Q learn from it"
-    if metrics["advantage/equal_returns"]:
+        return f"the advantages of all {counts['turns']} turns are 0: the policy learns nothing from it"
+    if metrics.get("advantage/equal_returns"):
         return (
             f"all {counts['trajectories']} trajectories have the same return, so what the advantages hold is V's error "
             "and the penalty of invalid actions; if this goes on, the tasks are too hard or too easy"
@@ -281,6 +289,8 @@ def step0_metrics(trajectories: Sequence[Trajectory], scores: Mapping[str, Score
     And the sums of the masks: log-probs are what the response mask picked (`_check_scores` has compared their number
     with the records' response ids), values what the boundaries of the turns picked.
     """
+    if not trajectories:
+        return {}
     gaps = [
         abs(sampled - scored)
         for one in trajectories

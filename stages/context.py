@@ -23,6 +23,9 @@ class Resident:
 
     engine: Any = None  # runtime.engine.TrainingEngine of the policy
     engine_iteration: int | None = None  # the policy version the engine holds
+    critic_engine: Any = None  # TrainingEngine of the critic, of the same version
+    critic_replica: Any = None  # runtime.critic.Critic: plain inference replica
+    critic_version: str | None = None  # fingerprint of the weights it holds
     replica: Any = None  # runtime.model.Policy: plain inference replica
     replica_policy: str | None = None  # fingerprint of the weights it holds
     environments: Any = None  # runtime.rollouts.EnvironmentPool

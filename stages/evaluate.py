@@ -22,6 +22,7 @@ from env_adapters.base import Task
 from runtime.files import atomic_write_text
 from runtime.intervals import wilson_interval
 from runtime.records import Trajectory
+from runtime.rollouts import Play
 from stages.context import Context, StageResult
 from stages.sweep import Players, Sweep, SweepResult, get_ready, play_sweep
 
@@ -63,7 +64,7 @@ def run(context: Context) -> StageResult:
 
 def _sweep(context: Context, players: Players, split: str, tasks: Sequence[Task], temperature: float) -> SweepResult:
     sweep = Sweep(
-        tasks=tasks,
+        plays=[Play(task) for task in tasks],
         folder=context.paths.evaluation(context.iteration),
         prefix=f"{split}-t{temperature:g}-",
         seed_name=f"evaluate/{split}",

@@ -1,7 +1,9 @@
-"""Stage: policy i-1 -> policy i by the joint loss of SAPO (arXiv 2608.19842), Eq. 8-12.
+"""Stage: policy i-1 -> policy i by the joint loss of SAPO (arXiv 2608.19842), Eq. 8-12, or what an algorithm leaves
+of it (the clipped objective, KL and entropy where V and Q are not trained).
 
 Reads iterations/i/{rollouts, advantages} and policy i-1 with its engine checkpoint. Writes checkpoints/i:
-engine/ (fp32 masters and Adam moments, the truth) and policy/ (safetensors, an export of them).
+engine/ (fp32 masters and Adam moments, the truth) and policy/ (safetensors, an export of them); critic_engine/ and
+critic/ likewise, where the algorithm has a critic.
 A stage that was killed is done again from its start, with the same result to the bit.
 """
 
@@ -28,8 +30,10 @@ from runtime.records import Row
 from runtime.rows import make_rows
 from runtime.scoring import read_scores
 from runtime.shards import read_targets, read_trajectories
+from stages.algorithm import algorithm_of
 from stages.context import Context, StageResult
-from stages.engines import make_engine
+from stages.critic_training import CriticTally, critic_metrics, critic_step, ready_critic, save_critic
+from stages.engines import policy_engine
 from stages.skipped_steps import note_skipped_step
 
 LOWEST_RATE = 0.1  # share of the learning rate that is left after its decay
@@ -50,17 +54,23 @@ def run(context: Context) -> StageResult:
     config, paths, i = context.config.optimize, context.paths, context.iteration
     start = time.perf_counter()
     rows = read_rows(context)
+    algorithm = algorithm_of(context.config)
+    critic = ready_critic(context) if algorithm.critic else None
     engine = ready_engine(context)
     engine.reload_states()
     context.resident.engine_iteration = None  # between two policies until the new one is saved
     updates_before, skipped_before = engine.num_updates, engine.skipped_steps
     loaded = time.perf_counter()
 
-    tally = Tally()
+    tally, critic_tally = Tally(), CriticTally()
     bar = context.progress(config.epochs * len(rows), "optimize", "turn")
     for epoch in range(config.epochs if rows else 0):
         for minibatch in plan_minibatches(len(rows), config.minibatch_size, context.config.run.seed, i, epoch):
-            optimizer_step(context, engine, [rows[index] for index in minibatch], tally)
+            chosen = [rows[index] for index in minibatch]
+            if critic is not None:
+                rate = step_rate(context, critic.num_updates, algorithm.critic_learning_rate or config.learning_rate)
+                critic_step(context, critic, chosen, rate, critic_tally)
+            optimizer_step(context, engine, chosen, tally, algorithm.clip_high or config.clip_high)
             bar.update(len(minibatch))
     bar.close()
     trained = time.perf_counter()
@@ -69,13 +79,18 @@ def run(context: Context) -> StageResult:
     saved = time.perf_counter()
     engine.export(paths.policy(i), companions=paths.policy(i - 1))
     engine.offload_states()
+    exported = time.perf_counter()
+    if critic is not None:
+        save_critic(context, critic)
     context.resident.engine_iteration = i
     seconds = {
         "load_s": loaded - start,
-        "steps_s": trained - loaded,
+        "steps_s": trained - loaded - critic_tally.seconds,
         "save_s": saved - trained,
-        "export_s": time.perf_counter() - saved,
+        "export_s": exported - saved,
     }
+    if critic is not None:
+        seconds |= {"critic_s": critic_tally.seconds, "critic_save_s": time.perf_counter() - exported}
     num_tokens = config.epochs * sum(len(row.input_ids) for row in rows)
     counts = {
         "turns": len(rows),
@@ -87,6 +102,7 @@ def run(context: Context) -> StageResult:
     }
     metrics = {
         **batch_metrics(context, tally),
+        **critic_metrics(context, critic_tally),
         "sapo/updates": float(counts["updates"]),
         "sapo/skipped_steps": float(counts["skipped_steps"]),
         "optimize/tokens_per_s": num_tokens / max(seconds["steps_s"], 1e-9),
@@ -114,7 +130,7 @@ def ready_engine(context: Context) -> TrainingEngine:
     if resident.engine is not None:
         resident.engine.close()
     resident.engine, resident.engine_iteration = None, None
-    resident.engine = make_engine(
+    resident.engine = policy_engine(
         context,
         context.paths.policy(i - 1),
         temperature=context.config.rollout.temperature,
@@ -133,7 +149,15 @@ def decay(iteration: int, decay_iterations: int) -> float:
     return 1.0 - (1.0 - LOWEST_RATE) * min(1.0, (iteration - 1) / (decay_iterations - 1))
 
 
-def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row], tally: Tally) -> None:
+def step_rate(context: Context, update: int, base: float) -> float:
+    """The learning rate of an engine's step number `update`: decayed over iterations, warmed up over steps."""
+    config = context.config.optimize
+    return learning_rate_at(update, base * decay(context.iteration, config.decay_iterations), config.warmup_steps)
+
+
+def optimizer_step(
+    context: Context, engine: TrainingEngine, rows: Sequence[Row], tally: Tally, clip_high: float
+) -> None:
     """One minibatch: a forward and a backward for each micro-batch of this rank, then one update (Eq. 12)."""
     config, distributed = context.config.optimize, context.distributed
     lengths = [len(row.input_ids) for row in rows]
@@ -152,7 +176,7 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
             num_tokens=num_tokens,
             num_turns=num_turns,
             clip_low=config.clip_low,
-            clip_high=config.clip_high,
+            clip_high=clip_high,
             value_clip=config.value_clip,
             q_clip=config.q_clip,
             value_coef=config.value_coef,
@@ -167,8 +191,7 @@ def optimizer_step(context: Context, engine: TrainingEngine, rows: Sequence[Row]
         if first:
             error = ratio_error(output.logprobs, batch.old_logprobs, microbatch)
             tally.first_ratio_error = max(tally.first_ratio_error, error)
-    base = config.learning_rate * decay(context.iteration, config.decay_iterations)
-    tally.learning_rate = learning_rate_at(engine.num_updates, base, config.warmup_steps)
+    tally.learning_rate = step_rate(context, engine.num_updates, config.learning_rate)
     norm = engine.step(tally.learning_rate)
     if not math.isfinite(norm):
         note_skipped_step(context, engine, rows)

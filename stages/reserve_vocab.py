@@ -41,7 +41,14 @@ def run(context: Context) -> StageResult:
             seed=seed_from_names(config.run.seed, "tiny_model"),
         )
         resolved = time.perf_counter()
-        reservation = reserve_value_tokens(source, target, config.value.r_max, config.value.temperature)
+        reservation = reserve_value_tokens(
+            source,
+            target,
+            config.value.r_max,
+            config.value.temperature,
+            config.value.initial_rows,
+            seed_from_names(config.run.seed, "value_rows") % 2**63,
+        )
         check_prompts(context)
     finally:
         remove_tree(scratch)

@@ -1,4 +1,4 @@
-"""What collect_rollouts and evaluate share: play a list of tasks with a policy, resumably, over all ranks."""
+"""What collect_rollouts and evaluate share: play a list of episodes with a policy, resumably, over all ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from env_adapters.base import Task
 from runtime.errors import append_error
 from runtime.generation import Generator, stop_ids
 from runtime.model import resident_replica
 from runtime.pretrained import load_tokenizer
 from runtime.prompts import PromptRenderer
 from runtime.records import RecordError, Trajectory
-from runtime.rollouts import EnvironmentPool, PlaySettings, PlayTimes, play
+from runtime.rollouts import EnvironmentPool, Play, PlaySettings, PlayTimes, play
 from runtime.seeding import Name
 from runtime.shards import Shards, ShardWriter, read_shards, shard_path
 from runtime.weight_files import policy_fingerprint
@@ -40,7 +39,7 @@ class Players:
 class Sweep:
     """What is to be played and how."""
 
-    tasks: Sequence[Task]  # distinct
+    plays: Sequence[Play]  # distinct
     folder: Path
     prefix: str  # of the shards' names
     seed_name: Name
@@ -48,14 +47,15 @@ class Sweep:
     temperature: float
     stage: str  # for errors.jsonl
     what: str  # for the progress bar
-    alone: bool = False  # its shards hold nothing else: later stages read whatever is in them
+    # Where given, its shards may hold these besides and nothing else: later stages read whatever is in them.
+    may_hold: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
 class SweepResult:
     """The sweep's trajectories (main rank; empty elsewhere) and what this call of it did, summed over ranks."""
 
-    trajectories: tuple[Trajectory, ...]  # errors included; by task id
+    trajectories: tuple[Trajectory, ...]  # errors included; by task id and sample
     num_duplicates: int
     num_played: int  # in this call; the others were there before
     num_restarts: int  # of environment workers
@@ -88,7 +88,7 @@ def get_ready(context: Context, directory: Path) -> Players:
 
 
 def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
-    """Play the tasks that the shards do not have yet; each trajectory goes to the rank's shard as it ends.
+    """Play the episodes that the shards do not have yet; each trajectory goes to the rank's shard as it ends.
 
     Episodes that ended in an error are played again when a stage is resumed. All ranks call this together.
 
@@ -100,10 +100,10 @@ def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
     before = read_shards(sweep.folder, sweep.prefix)
     _check_origin(before, players.fingerprint, sweep)
     done = {one.key for one in before.trajectories if one.status != "error"}
-    missing = [task for task in sweep.tasks if f"{task.task_id}#0" not in done]
+    missing = [one for one in sweep.plays if one.key not in done]
     distributed.barrier(f"the reading of the shards of {sweep.what}")  # before anyone appends to one
     own = missing[distributed.rank :: distributed.world_size]
-    bar = context.progress(len(sweep.tasks), sweep.what, "episode", len(sweep.tasks) - len(missing))
+    bar = context.progress(len(sweep.plays), sweep.what, "episode", len(sweep.plays) - len(missing))
     times = PlayTimes()
     restarts = players.pool.num_restarts
     generator = _make_generator(context, players, sweep.temperature, len(own))
@@ -135,7 +135,7 @@ def _play_own(
     context: Context,
     players: Players,
     sweep: Sweep,
-    own: Sequence[Task],
+    own: Sequence[Play],
     generator: Generator,
     shard: ShardWriter,
     bar: Any,
@@ -158,7 +158,7 @@ def _play_own(
         max_error_share=config.rollout.max_error_share,
     )
     num_done = num_won = num_turns = num_invalid = 0
-    for trajectory in play([(task, 0) for task in own], players.pool, generator, renderer, settings, times):
+    for trajectory in play(own, players.pool, generator, renderer, settings, times):
         shard.append(trajectory)
         if trajectory.status == "error":
             _note_loss(context, sweep, trajectory)
@@ -198,9 +198,9 @@ def _make_generator(context: Context, players: Players, temperature: float, num_
 
 def _check_origin(shards: Shards, fingerprint: str, sweep: Sweep) -> None:
     """Refuse to add to trajectories of other weights, another temperature or, where that matters, other tasks."""
-    known = {f"{task.task_id}#0" for task in sweep.tasks}
+    known = {one.key for one in sweep.plays} | (sweep.may_hold or set())
     for one in shards.trajectories:
-        if sweep.alone and one.key not in known:
+        if sweep.may_hold is not None and one.key not in known:
             raise RecordError(
                 f"{sweep.folder}: trajectory {one.key} is of no task of {sweep.what}; delete its line, or the folder "
                 "to play anew"
@@ -214,11 +214,12 @@ def _check_origin(shards: Shards, fingerprint: str, sweep: Sweep) -> None:
 
 def _wanted(shards: Shards, sweep: Sweep) -> tuple[Trajectory, ...]:
     """The sweep's trajectories, all there; shards of an earlier, larger sweep may hold more."""
-    found = {one.task_id: one for one in shards.trajectories if one.sample == 0}
-    lost = [task.task_id for task in sweep.tasks if task.task_id not in found]
+    found = {one.key: one for one in shards.trajectories}
+    lost = [one.key for one in sweep.plays if one.key not in found]
     if lost:
         raise RecordError(
-            f"{sweep.folder}: {len(lost)} of {len(sweep.tasks)} trajectories are not in the shards ({lost[0]}, ...); "
+            f"{sweep.folder}: {len(lost)} of {len(sweep.plays)} trajectories are not in the shards ({lost[0]}, ...); "
             "with several machines the run directory must be on a shared disk"
         )
-    return tuple(found[task_id] for task_id in sorted(task.task_id for task in sweep.tasks))
+    wanted = [found[one.key] for one in sweep.plays]
+    return tuple(sorted(wanted, key=lambda one: (one.task_id, one.sample)))

@@ -40,7 +40,7 @@ from runtime.records import Row
 from runtime.seeding import permutation
 from runtime.weight_files import policy_fingerprint
 from stages.context import Context, StageResult
-from stages.engines import make_engine
+from stages.engines import policy_engine
 from stages.skipped_steps import note_skipped_step
 
 DEV_SHARE = 0.05  # of the demonstrations, held out to measure accuracy
@@ -65,7 +65,7 @@ def run(context: Context) -> StageResult:
     split, counts = read_split(context, tokenizer, folder / "demonstrations.jsonl")
     groups = getattr(context.adapter, "interchangeable_words", ()) if config.word_permutation else ()
     word_ids = interchangeable_ids(tokenizer, groups)
-    engine = make_engine(context, context.paths.model, temperature=1.0)  # an optimizer of its own
+    engine = policy_engine(context, context.paths.model, temperature=1.0)  # an optimizer of its own
     steps = num_steps(len(split.train), config.batch_size, config.epochs)
     bar = context.progress(steps, "warm start", "step")
     loss = math.nan

@@ -10,8 +10,7 @@ import sys
 from rich.console import Console
 
 from pipeline.command_line import Flags
-from pipeline.config import ConfigError
-from pipeline.config_loading import did_you_mean
+from pipeline.config import ConfigError, did_you_mean
 from pipeline.inspect.faults import FAULTS, USER_FAULT
 from pipeline.inspect.reading import Run, open_run
 from pipeline.inspect.terminal import make_console, printable

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.config import Config
 from pipeline.inspect.findings import Finding, found, from_message
 from pipeline.inspect.reading import Run, complete_lines, read_json
-from pipeline.manifests import ENGINE, NAME, Manifest, is_unchanged, read_manifest, stage_names
+from pipeline.manifests import ENGINES, NAME, Manifest, is_unchanged, read_manifest, stage_names
 from pipeline.plan import Facts, plan
 from pipeline.run_directory import EXPORT, RunError
 from runtime.metrics import finite_or_none
@@ -68,7 +68,7 @@ def _output_fact(path: Path, name: str, entry: Mapping[str, Any], manifest: Mani
     size = path.stat().st_size
     if size != entry["bytes"]:
         return f"has {size} bytes, its manifest says {entry['bytes']}"
-    if entry["sha256"] is None and not name.startswith(ENGINE):
+    if entry["sha256"] is None and not name.startswith(ENGINES):
         return "has no hash in its manifest"
     return None if is_unchanged(path, entry["sha256"]) else "its content is not what its manifest says"
 

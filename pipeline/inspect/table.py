@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.config_loading import did_you_mean
+from pipeline.config import did_you_mean
 from pipeline.inspect.choosing import add_place_arguments, chosen_episodes
 from pipeline.inspect.reading import Episode, Run
 from pipeline.inspect.terminal import number, printable

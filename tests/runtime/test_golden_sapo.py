@@ -63,7 +63,7 @@ def test_loss_and_metrics():
             spans=((1, 1 + len(turn["old"])),),
             old_logprobs=tuple(turn["old"]),
             ref_logprobs=tuple(turn["ref"]),
-            advantages=(advantages[t].item(),),
+            advantages=(advantages[t].item(),) * len(turn["old"]),
             old_values=(values[t],),
             old_q_values=(q_values[t],),
             returns=(returns[t].item() / r_max,),

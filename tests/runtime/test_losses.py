@@ -99,7 +99,7 @@ def random_rows(num_rows: int, seed: int, reference: bool = True) -> list[Row]:
                 spans=((prompt, prompt + response),),
                 old_logprobs=draw(response, -3, 0),
                 ref_logprobs=draw(response, -3, 0) if reference else None,
-                advantages=draw(1, -2, 2),
+                advantages=draw(1, -2, 2) * response,
                 old_values=draw(1, -0.9, 0.9),
                 old_q_values=draw(1, -0.9, 0.9),
                 returns=draw(1, -1, 1),
@@ -242,6 +242,7 @@ def test_a_long_response_does_not_weigh_more_in_the_turn_losses():
         spans=((rows[0].spans[0][0], rows[0].spans[0][1] + 9),),
         old_logprobs=rows[0].old_logprobs + (-1.0,) * 9,
         ref_logprobs=rows[0].ref_logprobs + (-1.0,) * 9,
+        advantages=rows[0].advantages + (1.0,) * 9,
     )
     losses = []
     for case in (rows, [stretched, rows[1]]):

@@ -16,7 +16,7 @@ from env_adapters.base import Task
 from runtime.environment_pool import EnvironmentPool, EnvironmentPoolError
 from runtime.environment_worker import _play
 from runtime.prompts import PromptRenderer
-from runtime.rollouts import PlaySettings, PlayTimes, RolloutError, play
+from runtime.rollouts import Play, PlaySettings, PlayTimes, RolloutError, play
 from runtime.seeding import trajectory_seed
 from tests.corridor import Corridor, CorridorAdapter
 from tests.corridor_policy import make_generator, make_model, make_tokenizer
@@ -48,7 +48,7 @@ def with_fault(task: Task, fault: str, at: int = 1, marker: Path | None = None) 
 def run(tasks, workers=2, slots=4, timeout_s=20.0, settings=SETTINGS, prompts=None, times=None, max_response=2):
     generator = make_generator(MODEL, TOKENIZER, slots, max_response)
     with pool(workers, timeout_s) as environments:
-        plays = [(task, 0) for task in tasks]
+        plays = [Play(task) for task in tasks]
         return list(play(plays, environments, generator, prompts or renderer(), settings, times))
 
 
@@ -187,7 +187,7 @@ def test_kill_9_of_a_worker_in_mid_episode(tmp_path):
 
         thread = threading.Thread(target=kill)
         thread.start()
-        done = by_task(play([(task, 0) for task in held], environments, generator, renderer(), SETTINGS))
+        done = by_task(play([Play(task) for task in held], environments, generator, renderer(), SETTINGS))
         thread.join()
         assert environments.num_restarts == 1
     for task_id in clean:
@@ -199,7 +199,7 @@ def test_too_many_errors_stop_with_the_first_reason():
     tasks = [with_fault(task, "raise") if i < 2 else task for i, task in enumerate(corridor_tasks(10))]
     strict = dataclasses.replace(SETTINGS, max_error_share=0.1)
     generator = make_generator(MODEL, TOKENIZER, 4)
-    plays = [(task, 0) for task in tasks]
+    plays = [Play(task) for task in tasks]
     with pool() as environments:
         done = []
         with pytest.raises(RolloutError, match=r"2 of 10 episodes failed(.|\n)*train/t-[01](.|\n)*the floor gave way"):
@@ -220,7 +220,7 @@ def test_an_observation_that_does_not_fit_is_an_error_with_the_remedy():
 def test_a_sweep_given_up_half_way_leaves_the_pool_usable():
     tasks = corridor_tasks(8)
     clean = by_task(run(tasks))
-    plays = [(task, 0) for task in tasks]
+    plays = [Play(task) for task in tasks]
     with pool() as environments:
         first = play(plays, environments, make_generator(MODEL, TOKENIZER), renderer(), SETTINGS)
         next(first)

@@ -37,7 +37,7 @@ def test_rows_are_the_sampled_ids_and_carry_their_own_numbers():
         at += end - start
         t = row.turn_index
         # r_max 8: V = t -> t / 8; returns 2t -> 2t / 8
-        assert row.advantages == (t + 0.5,) and row.old_values == row.old_q_values == (t / 8,)
+        assert row.advantages == (t + 0.5,) * (end - start) and row.old_values == row.old_q_values == (t / 8,)
         assert row.returns == row.q_targets == (2 * t / 8,)
 
 
@@ -54,7 +54,7 @@ def test_scores_that_do_not_fit_are_refused():
     scores, targets = scored(other)
     with pytest.raises(RecordError, match="a#0: 3 turns"):
         make_rows([one], {one.key: scores}, {one.key: targets}, 3.0)
-    with pytest.raises(RecordError, match="no scores or targets"):
+    with pytest.raises(RecordError, match="no scores"):
         make_rows([one], {}, {one.key: targets}, 3.0)
 
 

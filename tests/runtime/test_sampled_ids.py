@@ -6,7 +6,7 @@ from env_adapters.base import Task
 from runtime.environment_pool import EnvironmentPool
 from runtime.microbatches import token_batch
 from runtime.prompts import PromptRenderer
-from runtime.rollouts import PlaySettings, play
+from runtime.rollouts import Play, PlaySettings, play
 from runtime.rows import turn_rows
 from tests.corridor import CorridorAdapter
 from tests.corridor_policy import make_generator, make_model, make_tokenizer
@@ -31,7 +31,7 @@ def test_stored_ids_and_trained_ids_are_the_generators():
     tasks = [Task(f"train/t-{i}", "train", "x", {"rooms": 3, "start": 2}) for i in range(12)]
     with EnvironmentPool("tests.corridor:CorridorAdapter", {}, 1, 20.0) as environments:
         prompts = PromptRenderer(TOKENIZER, adapter, 2, 96, chat_template=False)
-        trajectories = list(play([(task, 0) for task in tasks], environments, generator, prompts, SETTINGS))
+        trajectories = list(play([Play(task) for task in tasks], environments, generator, prompts, SETTINGS))
     assert sum(len(one.turns) for one in trajectories) == len(completions) > 12
     differ = 0
     for one in trajectories:

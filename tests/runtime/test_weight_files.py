@@ -37,7 +37,11 @@ def test_rewriting_changes_the_named_rows_only(path):
     """Rows 5..7 are new and hold the fill; rows 1 and 6 are zero."""
     before, target = load_file(path), path.with_name("new.safetensors")
     fill = torch.tensor([1.0, 2.0, 3.0, 4.0]).bfloat16()
-    edit = RowEdit(num_rows=8, fill=fill.view(torch.uint8).numpy().tobytes(), zero_rows=(1, 6))
+    edit = RowEdit(
+        num_rows=8,
+        fill=fill.view(torch.uint8).numpy().tobytes(),
+        rows=dict.fromkeys((1, 6), bytes(fill.numel() * fill.element_size())),
+    )
     rewrite_rows(read_weight_file(path), target, {"embedding": edit})
     after = load_file(target)
     assert after.keys() == before.keys()
@@ -52,7 +56,7 @@ def test_rewriting_changes_the_named_rows_only(path):
 
 def test_an_edit_without_change_copies_every_tensor(path):
     target = path.with_name("new.safetensors")
-    rewrite_rows(read_weight_file(path), target, {"embedding": RowEdit(5, b"", ())})
+    rewrite_rows(read_weight_file(path), target, {"embedding": RowEdit(5, b"", {})})
     before, after = load_file(path), load_file(target)
     assert all(torch.equal(after[name], before[name]) for name in before)
 

@@ -209,12 +209,12 @@ def test_targets_do_not_depend_on_token_counts(prepared):
     context, trajectories = prepared
     run(context)
     scores = read_scores(context.paths.advantages(2))
-    first, _ = compute_targets(trajectories, scores, CONFIG.advantage, 0.5)
+    first = compute_targets(trajectories, scores, [], CONFIG)
     longer = []
     for one in trajectories:
         turns = [replace(t, prompt_ids=t.prompt_ids * 9, response_ids=t.response_ids * 7) for t in one.turns]
         longer.append(replace(one, turns=tuple(turns)))
-    second, _ = compute_targets(longer, scores, CONFIG.advantage, 0.5)
+    second = compute_targets(longer, scores, [], CONFIG)
     assert first == second
 
 
@@ -228,14 +228,14 @@ def test_a_batch_without_variance_is_counted_and_trains_nothing(prepared):
     equal = [
         replace(one, turns=tuple(replace(turn, reward=0.0, valid=True) for turn in one.turns)) for one in trajectories
     ]
-    targets, stats = compute_targets(equal, scores, CONFIG.advantage, 1.0)
-    assert stats.zero_variance
-    assert {x for one in targets for x in one.advantages} == {0.0}
+    estimates = compute_targets(equal, scores, [], CONFIG)
+    assert estimates.metrics["advantage/zero_variance"] == 1.0
+    assert {x for one in estimates.targets for x in one.advantages} == {0.0}
 
 
 @pytest.mark.parametrize(
     ("zero_variance", "equal_returns", "words"),
-    [(1.0, 1.0, "advantages of all 9 turns are equal"), (0.0, 1.0, "all 3 trajectories have the same return")],
+    [(1.0, 1.0, "advantages of all 9 turns are 0"), (0.0, 1.0, "all 3 trajectories have the same return")],
 )
 def test_a_batch_without_signal_is_one_line_of_warning(zero_variance, equal_returns, words):
     counts = {"turns": 9, "trajectories": 3}
