@@ -11,18 +11,10 @@ from tests.faults.trial import Blow, owned_by_nobody
 
 # Of one attempt: at most one fault that the run is to survive, and then one that ends it.
 SURVIVED = ("worker killed", "environment hangs", "clock jumps", "stale lock", "stale JIT lock")
-DEADLY = (
-    "SIGKILL",
-    "SIGTERM",
-    "SIGINT",
-    "Ctrl-C twice",
-    "ENOSPC",
-    "EIO",
-    "torn write",
-    "read-only",
-    "lost in a collective",
-)
-WEIGHTS = (6, 3, 3, 1, 3, 3, 4, 1, 2)
+DEADLY = {  # and how often
+    "SIGKILL": 6, "SIGTERM": 3, "SIGINT": 3, "Ctrl-C twice": 1, "ENOSPC": 3, "EIO": 3, "torn write": 4, "read-only": 1,
+    "lost in a collective": 2,
+}  # fmt: skip
 TARGETS = {  # whom a signal goes to, by mode
     "resident": ("command", "outer launcher", "inner launcher", "rank 0", "rank 1"),
     "stages": ("command", "inner launcher", "rank 0", "rank 1"),
