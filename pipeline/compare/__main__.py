@@ -43,12 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         flags = arguments().parse_args(argv)
         if flags.source is not None:
-            runs, left_out = load(flags.source / NUMBERS)
-            return finish(flags.out or flags.source, runs, left_out)
+            return redraw(flags.source, flags.out)
         planned, given = everything(flags)
         out = flags.out or default_out(flags)
         states = {run.name: state_or_fault(run) for run in planned}
-        say_plan(planned, states)
+        say_plan(planned, states, flags.dry_run)
         if flags.dry_run:
             return 0
         runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
@@ -94,12 +93,25 @@ def state_or_fault(run: PlannedRun) -> str:
         return str(fault)
 
 
-def say_plan(planned: Sequence[PlannedRun], states: dict[str, str]) -> None:
+def redraw(sources: Sequence[Path], out: Path | None) -> int:
+    """Write the tables and curves of one or several comparisons out of their numbers.
+
+    Raises:
+        ConfigError: several, and no folder to write to; RunError: see `load` and `finish`.
+    """
+    if out is None and len(sources) > 1:
+        raise ConfigError("--from several folders: name the folder for all of them together with --out")
+    loaded = [load(source / NUMBERS) for source in sources]
+    return finish(out or sources[0], [run for runs, _ in loaded for run in runs],
+                  [line for _, lines in loaded for line in lines])  # fmt: skip
+
+
+def say_plan(planned: Sequence[PlannedRun], states: dict[str, str], commands: bool) -> None:
     if planned:
         done = sum(states[run.name] == "finished" for run in planned)
         print(f"{len(planned)} runs, {done} of them finished")
     for run in planned:
-        print(f"  {states[run.name]:<9} bash run.sh {shlex.join(run.arguments)}")
+        print(f"  {states[run.name]:<9} " + (f"bash run.sh {shlex.join(run.arguments)}" if commands else run.name))
     sys.stdout.flush()
 
 
@@ -126,6 +138,9 @@ def finish(out: Path, runs: Sequence[Measured], left_out: Sequence[str]) -> int:
         print(f"left out: {line}", file=sys.stderr)
     if not runs:
         raise RunError(f"{out}: no finished run to compare; see what is said of each above")
+    worlds = sorted({run.settings["env.name"] for run in runs})
+    if len(worlds) > 1:
+        raise RunError(f"{out}: runs in {' and '.join(worlds)}; compare those of one environment at a time")
     names = [(run.variant, run.seed) for run in runs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RunError(f"{twice[0]}, seed {twice[1]}: two runs; name one of them otherwise: --runs NAME:DIR")
@@ -144,7 +159,8 @@ def arguments() -> argparse.ArgumentParser:
                        help="other settings under a name of their own; repeatable")  # fmt: skip
     flags.add_argument("--seeds", default="3", help="how many, or which with commas; default 3")
     flags.add_argument("--runs", nargs="+", default=[], metavar="[NAME:]DIR", help="finished runs to compare as well")
-    flags.add_argument("--from", dest="source", type=Path, metavar="DIR", help="a comparison's folder: write it anew")
+    flags.add_argument("--from", dest="source", nargs="+", type=Path, metavar="DIR",
+                       help="folders of comparisons: write them anew, as one")  # fmt: skip
     flags.add_argument("--out", type=Path, help="where everything goes; default: runs/compare-<preset>-<env>")
     flags.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
     flags.add_argument("--dry-run", action="store_true", help="print the runs; start nothing")

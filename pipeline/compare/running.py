@@ -31,12 +31,14 @@ class Runner:
     jobs: int
     say: Callable[[str], None]
     failures: dict[str, str] = field(default_factory=dict)  # name of the run -> what it said last
-    stopped_by: int = 0
+    stopped_by: int = 0  # the last signal that asked to stop
+    asked: int = 0  # how often one has
+    told: int = 0  # how often the runs have been told
 
     def run(self, runs: Sequence[PlannedRun]) -> None:
         """Run all; a run that fails is noted in `failures` and the others go on."""
         waiting, living = list(runs), {}
-        before = {number: signal.signal(number, self._forward(living)) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, self._remember) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             while living or (waiting and not self.stopped_by):
                 while waiting and len(living) < self.jobs and not self.stopped_by:
@@ -44,6 +46,7 @@ class Runner:
                     living[one.name] = (self._start(one), one, time.monotonic())
                     self.say(f"{one.name}: started, {len(waiting)} waiting; {one.log}")
                 time.sleep(POLL_S)
+                self._pass_on(living)
                 self._collect(living)
         finally:
             for number, handler in before.items():
@@ -79,15 +82,16 @@ class Runner:
                 self.failures[name] = last_line(run.log)
                 self.say(f"{name}: failed after {took} ({self.failures[name]}); see {run.log}")
 
-    def _forward(self, living: dict[str, tuple[subprocess.Popen, PlannedRun, float]]) -> Callable:
-        def handler(number: int, frame: FrameType | None) -> None:
-            if not self.stopped_by:
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.stopped_by, self.asked = number, self.asked + 1
+
+    def _pass_on(self, living: dict[str, tuple[subprocess.Popen, PlannedRun, float]]) -> None:
+        while self.told < self.asked:
+            if not self.told:
                 self.say("stopping after the stages in progress; once more to stop at once")
-            self.stopped_by = number
+            self.told += 1
             for child, _, _ in living.values():
                 child.send_signal(signal.SIGTERM)
-
-        return handler
 
 
 def last_line(log: Path) -> str:

@@ -136,10 +136,11 @@ def curve(run: Measured, split: str, what: str) -> tuple[list[float], list[float
 def at_equal(groups: Groups, what: str, splits: Sequence[str]) -> list[dict[str, Any]]:
     """Success of every variant when as much had been spent as the cheapest run spent in all.
 
-    Between two evaluations of a run its success is interpolated.
+    Between two evaluations of a run its success is interpolated. Nothing where a run does not know what it spent, or
+    where all spent the same.
     """
     ends = [had[-1] for own in groups.values() for run in own if (had := spent(run, what)) is not None]
-    if len(ends) < sum(map(len, groups.values())):
+    if len(ends) < sum(map(len, groups.values())) or min(ends) == max(ends):
         return []
     rows = []
     for split in splits:
