@@ -120,6 +120,7 @@ class WarmStartConfig:
     warmup_steps: int = 20  # optimizer steps of linear learning-rate warm-up
     # share of turns at which the demonstrator is made to err; the error is not imitated, the way back from it is
     error_rate: float = 0.0
+    stop_at_loss: float = 0.0  # held-out cross-entropy a token (nats) at which it ends before its epochs do; 0: never
     word_permutation: bool = False  # tiny model only: every demonstration with its content words renamed at random
 
     def __post_init__(self) -> None:
@@ -127,6 +128,7 @@ class WarmStartConfig:
         _check(0 <= self.error_rate <= 1, "warm_start.error_rate", self.error_rate, "in [0, 1]")
         _check(self.epochs > 0, "warm_start.epochs", self.epochs, "> 0")
         _check(self.batch_size >= 1, "warm_start.batch_size", self.batch_size, ">= 1")
+        _check(self.stop_at_loss >= 0, "warm_start.stop_at_loss", self.stop_at_loss, ">= 0")
         _check(self.learning_rate > 0, "warm_start.learning_rate", self.learning_rate, "> 0")
 
 

@@ -43,6 +43,7 @@ from stages.context import Context, StageResult
 from stages.engines import policy_engine
 from stages.skipped_steps import note_skipped_step
 
+LOOK_EVERY = 10  # steps between looks at the held-out loss, where the warm start may end by it
 DEV_SHARE = 0.05  # of the demonstrations, held out to measure accuracy
 FINAL_LEARNING_RATE = 0.1  # the cosine ends at this share of the learning rate
 
@@ -76,6 +77,9 @@ def run(context: Context) -> StageResult:
         loss = train_step(context, engine, rows, rate * cosine(step, steps))
         bar.note(loss=f"{loss:.3f}")
         bar.update()
+        if config.stop_at_loss and (step + 1) % LOOK_EVERY == 0:
+            if held_out_loss(context, engine, split.dev) <= config.stop_at_loss:
+                break
     bar.close()
     trained = time.perf_counter()
     engine.export(folder / "policy", companions=context.paths.model)
@@ -179,6 +183,20 @@ def train_step(context: Context, engine: TrainingEngine, rows: Sequence[Row], le
     if not math.isfinite(engine.step(learning_rate)):
         note_skipped_step(context, engine, rows)
     return distributed.sum([total], "the loss of the warm start")[0]
+
+
+@torch.no_grad()
+def held_out_loss(context: Context, engine: TrainingEngine, rows: Sequence[Row]) -> float:
+    """Mean cross-entropy of the held-out response tokens, over all ranks, by the engine as it is; inf without rows."""
+    distributed, config = context.distributed, context.config.optimize
+    lengths = [len(row.input_ids) for row in rows]
+    plan = plan_microbatches(lengths, config.microbatch_tokens, distributed.world_size)[distributed.rank]
+    total = 0.0
+    for microbatch in plan:
+        batch = token_batch([rows[index] for index in microbatch.rows]).to(distributed.device)
+        total -= microbatch.weight * engine.forward(batch).logprobs.sum().item()
+    (total,) = distributed.sum([total], "the held-out loss")
+    return total / count_rows(rows)[0] if rows else math.inf
 
 
 def dev_metrics(context: Context, policy_folder: Path, rows: Sequence[Row]) -> dict[str, float]:
