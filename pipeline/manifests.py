@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -33,7 +33,7 @@ from runtime.files import atomic_write_text, is_inside, remove_tree, sha256
 
 FORMAT = 1
 NAME = "manifest.json"
-ENGINE = "engine/"  # twelve bytes a parameter, read by no other stage: no hash, checked by size and CRC
+ENGINE = "engine/"  # twelve bytes a parameter, read by no other stage: no hash, but the checksums that torch writes
 CRITIC_ENGINE = "critic_engine/"
 ENGINES = (ENGINE, CRITIC_ENGINE)
 POLICY = "policy/"
@@ -44,7 +44,8 @@ class Output(TypedDict):
     """A file that a stage has written."""
 
     bytes: int
-    sha256: str | None  # None for engine state
+    sha256: str | None  # None for archives of engine state
+    members: NotRequired[str]  # of these: hash of the names, sizes and checksums inside
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,17 @@ def describe_outputs(folder: Path) -> dict[str, Output]:
 
 
 def _describe(path: Path, name: str) -> tuple[str, Output]:
-    digest = None if name.startswith(ENGINES) else sha256(path)
-    return name, {"bytes": path.stat().st_size, "sha256": digest}
+    size = path.stat().st_size
+    if name.startswith(ENGINES) and zipfile.is_zipfile(path):
+        return name, {"bytes": size, "sha256": None, "members": hash_of_members(path)}
+    return name, {"bytes": size, "sha256": sha256(path)}
+
+
+def hash_of_members(path: Path) -> str:
+    """A hash of a zip archive that reads its table of contents alone: every member's name, size and CRC-32."""
+    with zipfile.ZipFile(path) as archive:
+        members = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
+    return hashlib.sha256(json.dumps(members).encode()).hexdigest()
 
 
 def check_outputs(manifest: Manifest, folder: Path, prefix: str | tuple[str, ...] = "", hashes: bool = False) -> None:
@@ -105,17 +115,19 @@ def check_outputs(manifest: Manifest, folder: Path, prefix: str | tuple[str, ...
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise RunError(f"{path}: {size} bytes, its manifest says {entry['bytes']}; {remedy}")
-        if hashes and not is_unchanged(path, entry["sha256"]):
+        if hashes and not is_unchanged(path, entry):
             raise RunError(f"{path}: its content is not what its manifest says; {remedy}")
 
 
-def is_unchanged(path: Path, digest: str | None) -> bool:
+def is_unchanged(path: Path, entry: Output) -> bool:
     """Whether a file has its hash. Engine state has none, but torch saves zip archives, which hold checksums."""
-    if digest is not None:
-        return sha256(path) == digest
+    if entry["sha256"] is not None:
+        return sha256(path) == entry["sha256"]
     try:
         if not zipfile.is_zipfile(path):
-            return True  # whoever loads it finds out
+            return "members" not in entry  # a manifest of an earlier version: whoever loads the file finds out
+        if entry.get("members", hash_of_members(path)) != hash_of_members(path):
+            return False
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
     except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError, OverflowError):

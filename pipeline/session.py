@@ -33,6 +33,7 @@ from pipeline.manifests import (
 from pipeline.memory import disk_gib
 from pipeline.plan import OTHER_SETTINGS, Facts, Name, Step, input_digests, input_makers, plan
 from pipeline.printout import environment_line
+from pipeline.recovery import way_on
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, check_disk, redo
 from pipeline.signals import StopRequest, end_with_parents
 from runtime.distributed import Distributed
@@ -261,7 +262,13 @@ def _check_before(session: Session, step: Name, recompute: bool) -> None:
         weights_only = maker[0] in ("warm_start", "optimize") and stage != "optimize"
         prefix = (POLICY, CRITIC) if weights_only else ""
         read = {(maker, ""), (maker, prefix)} & session.trusted
-        check_outputs(manifest, paths.stage(*maker), prefix, hashes=not read)
+        try:
+            check_outputs(manifest, paths.stage(*maker), prefix, hashes=not read)
+        except RunError as fault:
+            if maker[0] != "optimize":
+                raise
+            on = way_on(paths, session.manifests, maker[1], config.warm_start.enabled)
+            raise RunError(f"{str(fault).rpartition('; ')[0]}; {on}") from fault
         session.trusted.add((maker, prefix))
     source = paths.policy(max(iteration - 1, 0)) if stage != "reserve_vocab" else None
     check_disk(paths.root, disk_gib(config, stage, source), config.checkpoint.min_free_gib, f"{stage} {iteration}")

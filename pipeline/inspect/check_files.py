@@ -70,7 +70,7 @@ def _output_fact(path: Path, name: str, entry: Mapping[str, Any], manifest: Mani
         return f"has {size} bytes, its manifest says {entry['bytes']}"
     if entry["sha256"] is None and not name.startswith(ENGINES):
         return "has no hash in its manifest"
-    return None if is_unchanged(path, entry["sha256"]) else "its content is not what its manifest says"
+    return None if is_unchanged(path, entry) else "its content is not what its manifest says"
 
 
 def _removed_since(run: Run, stage: str, iteration: int, name: str) -> bool:

@@ -44,7 +44,6 @@ def test_round_trip_and_layout(tmp_path):
         # printf 'policy/config.json of 12' | sha256sum
         "sha256": "7eecdb33a2036d0b569d0935e2fae49e64a4344f6447af42a0f9d3aa33b588e0",
     }
-    assert data["outputs"]["engine/state/rank_0.pt"]["sha256"] is None
 
 
 def test_paths_of_every_stage(tmp_path):
@@ -114,15 +113,46 @@ def test_a_flipped_bit_in_engine_state_is_found(tmp_path):
         check_outputs(manifest, paths.checkpoint(1), hashes=True)
 
 
+def test_engine_state_of_another_checkpoint_is_found(tmp_path):
+    """Two archives of one size, each whole: the table of contents tells them apart. Small files have plain hashes."""
+    paths = RunPaths(tmp_path)
+    for iteration in (1, 2):
+        folder = paths.engine(iteration)
+        (folder / "state").mkdir(parents=True)
+        torch.save({"master": torch.arange(100.0) + iteration}, folder / "state/rank_0.pt")
+        (folder / "engine.json").write_text(f'{{"num_updates": {iteration}}}')
+    manifest = Manifest("optimize", 2, "c", {}, describe_outputs(paths.checkpoint(2)))
+    for name in ("state/rank_0.pt", "engine.json"):
+        own, other = paths.engine(2) / name, paths.engine(1) / name
+        kept = own.read_bytes()
+        assert own.stat().st_size == other.stat().st_size
+        own.write_bytes(other.read_bytes())
+        with pytest.raises(RunError, match=f"{name}: its content is not what its manifest says"):
+            check_outputs(manifest, paths.checkpoint(2), hashes=True)
+        own.write_bytes(kept)
+    check_outputs(manifest, paths.checkpoint(2), hashes=True)
+
+
+def test_a_manifest_without_checksums_of_engine_state_is_still_read(tmp_path):
+    paths = RunPaths(tmp_path)
+    torch_file, text = paths.engine(1) / "rank_0.pt", paths.engine(1) / "engine.json"
+    torch_file.parent.mkdir(parents=True)
+    torch.save({"master": torch.arange(100.0)}, torch_file)
+    text.write_text("{}")
+    entries = {f"engine/{path.name}": {"bytes": path.stat().st_size, "sha256": None} for path in (torch_file, text)}
+    check_outputs(Manifest("optimize", 1, "c", {}, entries), paths.checkpoint(1), hashes=True)
+
+
 def test_no_damage_of_engine_state_is_more_than_an_answer(tmp_path):
     """Names, offsets, flags and the directory of the archive: the zip library ends in a different error for each."""
     file = tmp_path / "state.pt"
     torch.save({"master": torch.arange(4.0)}, file)
     content = file.read_bytes()
+    entry = describe_outputs(tmp_path)["state.pt"] | {"sha256": None}
     answers = []
     for place in range(0, len(content)):
         file.write_bytes(content[:place] + bytes([content[place] ^ 0x88]) + content[place + 1 :])
-        answers.append(is_unchanged(file, None))
+        answers.append(is_unchanged(file, entry))
     assert answers.count(False) > 300
 
 
