@@ -5,6 +5,7 @@ The layout is documented in docs/run_directory.md. Manifests are in `pipeline.ma
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -171,7 +172,8 @@ class RunLock:
 
     def release(self) -> None:
         if self._handle is not None:
-            os.ftruncate(self._handle, 0)
+            with contextlib.suppress(OSError):  # the text blocks nobody, and a broken disk has had its say
+                os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
 

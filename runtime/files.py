@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
@@ -48,7 +48,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
         flush_to_disk(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left over goes at the next start; the first error counts
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -22,14 +22,16 @@ from tests.faults.layer import build
 from tests.faults.run import unequal
 from tests.faults.trial import Trial, make_reference
 
-POINTS_A_RUN = 10
+POINTS_A_RUN = 16
 KINDS_OF_RUN = (  # mode, ranks, iterations, weight
-    ("driver", 1, 2, 5),
+    ("driver", 1, 2, 6),
     ("resident", 1, 2, 2),
     ("resident", 2, 2, 1),
     ("stages", 1, 1, 1),
     ("stages", 2, 1, 1),
 )
+
+ASKED = (("SIGTERM", "command"), ("SIGINT", "command"))
 
 
 def main() -> None:
@@ -85,20 +87,20 @@ def one_run(trial: Trial, rng: random.Random, events: int, mounts: bool) -> dict
     for leftover in (trial.run_dir, trial.run_dir.with_name(f"{trial.run_dir.name}-side")):
         shutil.rmtree(leftover, ignore_errors=True)
     trial.prepare()
-    # Two faults an attempt: with this span the last one comes about at the end of the run.
+    # About two and a half faults an attempt: with this span the last one comes about at the end of the run.
     steps = 3 + trial.iterations * 4 + 1
-    span = max(2, 4 * events // POINTS_A_RUN if trial.mode != "stages" else 2 * events // steps)
+    span = max(2, 5 * events // POINTS_A_RUN if trial.mode != "stages" else 2 * events // steps)
     count = 0
     while count < POINTS_A_RUN and not trial.complete:
         attempt = trial.strike(draw(rng, trial.mode, trial.ranks, span, mounts))
-        count += len(attempt.blow.names) if attempt.happened else 0
+        count += len(attempt.dealt)
     faults = trial.finish()
     return {
         "mode": trial.mode,
         "ranks": trial.ranks,
         "attempts": [
             {
-                "faults_dealt": list(one.blow.names) if one.happened else [],
+                "faults_dealt": one.dealt,
                 "acts": [asdict(act) for act in one.outcome.done],
                 "order": asdict(one.blow.order),
                 "exit": one.outcome.code,
@@ -138,7 +140,12 @@ def table(runs: list[dict]) -> str:
     attempts = [one for run in runs for one in run["attempts"]]
     starts = len(attempts)
     unlike = sum(bool(run["unequal"]) for run in runs)
-    asked = [one["stop_s"] for one in attempts if any(act["do"] in ("SIGTERM", "SIGINT") for act in one["acts"])]
+    asked = [
+        one["stop_s"]
+        for run in runs
+        for one in run["attempts"]
+        if run["mode"] == "resident" and one["acts"] and (one["acts"][-1]["do"], one["acts"][-1]["role"]) in ASKED
+    ]
     return "\n".join(
         [
             *rows,

@@ -42,6 +42,7 @@ class Act:
     role: str = "command"
     at: int = 0
     delay_s: float = 0.0
+    name: str = ""  # for the table; default: what is done
 
 
 @dataclass

@@ -43,6 +43,7 @@ class Order:
     do: str = ""
     match: str = ""
     stays: bool = False
+    name: str = ""  # for the table
 
 
 class Layer:

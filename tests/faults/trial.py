@@ -18,6 +18,7 @@ from tests.processes import ENVIRONMENT, ROOT
 GIVE_UP_AFTER = 3  # starts without a fault that do not get further
 STAGE_STARTS = 12  # a run of one iteration has 8 steps
 STOP_LIMIT_S = 10.0
+STOPS = ("SIGTERM", "SIGINT", "SIGINT twice")
 RESUMES = "--run-dir"  # every message that ends a run for good or for now names how to go on
 JIT_OPERATORS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "utils", "async_io")
 
@@ -26,24 +27,31 @@ JIT_OPERATORS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "utils", "async
 class Blow:
     """What is done in one attempt: an order to the file layer, acts from outside, and what lies about before it.
 
-    Example: Blow("ENOSPC", order=Order(at=40, do="fail 28", stays=True))
+    Example: Blow(Order(at=40, do="fail 28", stays=True, name="ENOSPC"))
     """
 
-    names: tuple[str, ...]  # one for each fault, for the table
     order: Order = Order()
     acts: tuple[Act, ...] = ()
     stale_lock: bytes | None = None  # content of run.lock before the start
     stale_jit_lock: bool = False
-    says: bool = True  # whether the command is still there to say something
 
 
 @dataclass
 class Attempt:
+    """A start, what came to pass in it, and what was wrong afterwards."""
+
     blow: Blow
     outcome: Outcome
-    happened: bool  # every fault's moment came
     faults: list[str] = field(default_factory=list)
-    lost: int = 0
+    lost: int = 0  # trajectories
+
+    @property
+    def dealt(self) -> list[str]:
+        """Names of the faults whose moment came."""
+        blow, outcome = self.blow, self.outcome
+        names = ["stale lock"] * (blow.stale_lock is not None) + ["stale JIT lock"] * blow.stale_jit_lock
+        names += [blow.order.name] * (0 < blow.order.at <= outcome.events)
+        return names + [act.name or act.do for act in outcome.done]
 
     @property
     def message(self) -> str:
@@ -91,8 +99,7 @@ class Trial:
         finally:
             make_writable(self.run_dir)
             layer.close()
-        reached = blow.order.at == 0 or outcome.events >= blow.order.at
-        attempt = Attempt(blow, outcome, reached and len(outcome.done) == len(blow.acts))
+        attempt = Attempt(blow, outcome)
         attempt.lost, attempt.faults = look(self.run_dir, self.memory)
         attempt.faults += [f"orphan: {line}" for line in outcome.orphans] + judge(attempt, self.mode)
         self.attempts.append(attempt)
@@ -104,7 +111,7 @@ class Trial:
         for _ in range(GIVE_UP_AFTER if self.mode != "stages" else STAGE_STARTS):
             if self.complete:
                 break
-            attempt = self.strike(Blow(()))
+            attempt = self.strike(Blow())
             faults += attempt.faults
             if attempt.outcome.code != 0:
                 faults.append(f"undisturbed, the command ends with {attempt.outcome.code}: {attempt.message}")
@@ -122,21 +129,18 @@ def said(outcome: Outcome) -> str:
 
 def judge(attempt: Attempt, mode: str) -> list[str]:
     """What is wrong with how the command ended and what it said."""
-    outcome, blow = attempt.outcome, attempt.blow
+    outcome = attempt.outcome
     if outcome.code is None:
         return [f"hangs: {said(outcome)}"]
     faults = []
-    if "Traceback" in outcome.err or "defect in" in outcome.err:
+    if "Traceback" in outcome.err and (mode != "stages" or "defect in" in outcome.err):  # deepspeed shows its own
         own = [line for line in outcome.err.splitlines() if "Error" in line or "defect" in line or "Interrupt" in line]
-        if mode != "stages" or "defect in" in outcome.err:  # the deepspeed launcher shows its own
-            faults.append(f"a traceback instead of a line: {' | '.join(own)[:300]}")
-    struck = attempt.happened and blow.names
-    if struck and blow.says and outcome.code > 0 and mode == "resident" and "error:" not in outcome.err:
-        if RESUMES not in outcome.err:
-            faults.append(f"ends with {outcome.code} and does not say how to go on: {said(outcome)}")
-    if any(act.do in ("SIGTERM", "SIGINT") and act.role in ("command", "rank 0") for act in outcome.done):
-        if outcome.stop_s is not None and outcome.stop_s > STOP_LIMIT_S:
-            faults.append(f"took {outcome.stop_s:.1f} s to stop")
+        faults.append(f"a traceback instead of a line: {' | '.join(own)[:300]}")
+    if outcome.code > 0 and mode == "resident" and RESUMES not in outcome.err and "error:" not in outcome.err:
+        faults.append(f"ends with {outcome.code} and does not say how to go on: {said(outcome)}")
+    asked = mode == "resident" and any(act.do in STOPS and act.role == "command" for act in outcome.done)
+    if asked and outcome.stop_s is not None and outcome.stop_s > STOP_LIMIT_S:
+        faults.append(f"took {outcome.stop_s:.1f} s to stop")
     return faults
 
 
@@ -155,7 +159,7 @@ def make_reference(run_dir: Path, library: Path, ranks: int, iterations: int = 2
         return json.loads(note.read_text())
     shutil.rmtree(run_dir, ignore_errors=True)
     trial = Trial(run_dir, run_dir, library, "resident", ranks, iterations)
-    attempt = trial.strike(Blow(()))
+    attempt = trial.strike(Blow())
     if attempt.outcome.code != 0 or attempt.faults:
         raise RuntimeError(
             f"{run_dir}: an undisturbed run fails: {attempt.outcome.code} {attempt.faults} {attempt.message}"
