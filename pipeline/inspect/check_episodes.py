@@ -23,6 +23,8 @@ from runtime.weight_files import ModelFilesError, policy_fingerprint
 from runtime.weight_files import read_json as read_model_json
 
 CLOSE = 1e-9  # of sums of the same numbers
+BASELINES = "baseline-"  # prefix of the shards of episodes that an algorithm plays and does not train on
+GREEDY = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Origin:
 
     iteration: int
     seed_name: Name
-    temperature: float | None
+    temperatures: tuple[float, ...]  # one of them
     split: str | None  # None: the adapter's split for training, whatever its name
     policy: str | None  # None: its weights are gone
 
@@ -66,6 +68,8 @@ class Outcome:
     """What sums and targets need of a trajectory: a run holds more text than fits into memory."""
 
     key: str
+    task: str
+    sample: int
     split: str
     status: str
     success: bool
@@ -74,11 +78,15 @@ class Outcome:
     valid: tuple[bool, ...]  # [K]
     prompt_tokens: int  # of all turns
     logprobs: np.ndarray  # sampling_logprobs of all turns, float64 [N]
+    lengths: tuple[int, ...]  # [K], response tokens
+    seen: tuple[int, ...]  # [K], hashes of the observations
 
     @classmethod
     def of(cls, one: Trajectory) -> Outcome:
         return cls(
             key=one.key,
+            task=one.task_id,
+            sample=one.sample,
             split=one.split,
             status=one.status,
             success=one.success,
@@ -87,6 +95,8 @@ class Outcome:
             valid=tuple(turn.valid for turn in one.turns),
             prompt_tokens=sum(len(turn.prompt_ids) for turn in one.turns),
             logprobs=np.array([x for turn in one.turns for x in turn.sampling_logprobs]),
+            lengths=tuple(len(turn.response_ids) for turn in one.turns),
+            seen=tuple(hash(turn.observation) for turn in one.turns),
         )
 
 
@@ -97,6 +107,7 @@ class Shards:
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by key; of several the one that counts
     findings: list[Finding] = field(default_factory=list)
     num_duplicates: int = 0
+    baselines: Shards | None = None  # of an iteration: what was played and is not trained
 
     @property
     def good(self) -> list[Outcome]:
@@ -107,15 +118,20 @@ def check_rollouts(run: Run, settings: Config, rules: Rules, iteration: int) -> 
     """The rollouts of an iteration: their lines and, where the stage is complete, its manifest."""
     folder = run.paths.rollouts(iteration)
     policy = _fingerprint(run.paths.policy(iteration - 1))
-    origin = Origin(iteration, iteration, settings.rollout.temperature, None, policy)
-    shards = _read_shards(run, folder, "", rules, origin)
-    splits = {outcome.split for outcome in shards.outcomes.values()}
+    sampled = settings.rollout.temperature
+    shards = _read_shards(run, folder, "", rules, Origin(iteration, iteration, (sampled,), None, policy))
+    origin = Origin(iteration, iteration, (GREEDY, sampled), None, policy)
+    shards.baselines = _read_shards(run, folder, BASELINES, rules, origin)
+    shards.findings += shards.baselines.findings
+    both = [*shards.outcomes.values(), *shards.baselines.outcomes.values()]
+    splits = {outcome.split for outcome in both}
     if len(splits) > 1:
         shards.findings.append(found(run, folder, f"holds trajectories of several splits: {', '.join(sorted(splits))}"))
     manifest = run.manifests.get(("collect_rollouts", iteration))
     if manifest is not None:
         path = run.paths.manifest("collect_rollouts", iteration)
-        shards.findings += compare(run, path, manifest, _counts(shards), "counts")
+        counts = {**_counts(both, shards), "baselines": len(shards.baselines.outcomes)}
+        shards.findings += compare(run, path, manifest, counts, "counts")
         shards.findings += compare(run, path, manifest, _metrics(shards.good), "metrics")
     return shards
 
@@ -128,7 +144,7 @@ def check_evaluation(run: Run, rules: Rules, iteration: int) -> Iterator[Finding
     for prefix in sorted({path.name[: path.name.index("rank-")] for path in folder.glob("*" + SHARD_PATTERN)}):
         split, _, temperature = prefix.removesuffix("-").rpartition("-t")
         try:
-            origin = Origin(iteration, f"evaluate/{split}", float(temperature), split, policy)
+            origin = Origin(iteration, f"evaluate/{split}", (float(temperature),), split, policy)
         except ValueError:
             yield found(run, folder / f"{prefix}rank-*", "not named <split>-t<temperature>-rank-<rank>.jsonl")
             continue
@@ -170,8 +186,9 @@ def check_trajectory(one: Trajectory, origin: Origin, run_seed: int) -> Iterator
         yield f"{one.key}: is of iteration {one.iteration}"
     if one.seed != trajectory_seed(run_seed, origin.seed_name, one.task_id, one.sample):
         yield f"{one.key}: seed {one.seed} is not the one of its run, iteration and task"
-    if origin.temperature is not None and f"{one.temperature:g}" != f"{origin.temperature:g}":
-        yield f"{one.key}: sampled at temperature {one.temperature:g}, expected {origin.temperature:g}"
+    expected = [f"{temperature:g}" for temperature in origin.temperatures]
+    if f"{one.temperature:g}" not in expected:
+        yield f"{one.key}: sampled at temperature {one.temperature:g}, expected {' or '.join(expected)}"
     if origin.split is not None and one.split != origin.split:
         yield f"{one.key}: is of split {one.split}"
     if origin.policy is not None and one.policy != origin.policy:
@@ -213,13 +230,12 @@ def _check_turn(turn: Turn, rules: Rules) -> Iterator[str]:
         yield "response is not the text of response_ids"
 
 
-def _counts(shards: Shards) -> dict[str, float]:
-    outcomes = shards.outcomes.values()
+def _counts(outcomes: Sequence[Outcome], shards: Shards) -> dict[str, float]:
     return {
         "trajectories": len(outcomes),
         "turns": sum(len(outcome.rewards) for outcome in outcomes),
-        "errors": len(outcomes) - len(shards.good),
-        "duplicates": shards.num_duplicates,
+        "errors": sum(outcome.status == "error" for outcome in outcomes),
+        "duplicates": shards.num_duplicates + shards.baselines.num_duplicates,
     }
 
 
