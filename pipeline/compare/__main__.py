@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from env_adapters.base import EnvironmentFault
+from pipeline.algorithm_options import DEFAULT_ALGORITHM
 from pipeline.command_line import Flags
 from pipeline.compare.measuring import Measured, load, measure
 from pipeline.compare.planning import (
-    DEFAULT_ALGORITHM,
     PlannedRun,
     parse_run,
     parse_seeds,

@@ -53,7 +53,7 @@ class Costs:
 
     trajectories: tuple[int, ...]  # played, lost ones included
     generated_tokens: tuple[int, ...]  # response tokens that were sampled
-    trained_tokens: tuple[int, ...]  # tokens through the training forward, prompts included, times epochs
+    trained_tokens: tuple[int, ...]  # through the policy's training forward, prompts included, times epochs
     wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...] | None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.algorithm_options import DEFAULT_ALGORITHM
 from pipeline.command_line import parser, resolve
 from pipeline.config import ConfigError
 from pipeline.config_loading import differences, load_config
@@ -15,7 +16,6 @@ from pipeline.manifests import read_manifests
 from pipeline.plan import Facts, plan
 from pipeline.run_directory import RunError, RunPaths
 
-DEFAULT_ALGORITHM = "sapo"
 ALGORITHM = "algorithm.name"
 RUNS = "runs"  # below the comparison's folder
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -35,8 +35,7 @@ class Variant:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        chosen = () if self.algorithm == DEFAULT_ALGORITHM else ("--algorithm", self.algorithm)
-        return (*chosen, *(part for setting in self.settings for part in ("--set", setting)))
+        return ("--algorithm", self.algorithm, *(part for setting in self.settings for part in ("--set", setting)))
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,12 @@ def parse_run(text: str) -> tuple[str, Path]:
 
 
 def variants_of(algorithms: Sequence[str], own: Sequence[Variant]) -> list[Variant]:
-    """Each algorithm under its name, then the variants with settings of their own.
+    """Each algorithm under its name (one of the user's own under its class's), then the variants with settings.
 
     Raises:
         ConfigError: two of one name.
     """
-    found = [Variant(name, name) for name in algorithms] + list(own)
+    found = [Variant(name.rpartition(":")[2], name) for name in algorithms] + list(own)
     names = [one.name for one in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{twice}: named twice; give each variant a name of its own")

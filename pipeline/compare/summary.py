@@ -19,7 +19,7 @@ TIME_COLUMNS = {
     "critic values": {("compute_advantages", "critic_values_s")},
     "reference": {("compute_advantages", "ref_logprobs_s")},
     "policy update": {("optimize", "steps_s")},
-    "critic update": {("optimize", "critic_steps_s")},
+    "critic update": {("optimize", "critic_s")},
 }
 REST, TOTAL = "rest", "total"
 TIMED = ("collect_rollouts", "compute_advantages", "optimize")

@@ -64,7 +64,9 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "3 runs, 0 of them finished" and not (tmp_path / "out").exists()
     assert said[1].startswith("  new       bash run.sh --env tests.corridor:CorridorAdapter --set run.iterations=2")
-    assert said[2].endswith(f"--set optimize.q_coef=0 --seed 0 --run-dir {tmp_path}/out/runs/no-q-seed0")
+    assert said[2].endswith(
+        f"--algorithm sapo --set optimize.q_coef=0 --seed 0 --run-dir {tmp_path}/out/runs/no-q-seed0"
+    )
 
 
 def test_finished_runs_are_compared_as_they_are(whole_run, tmp_path, capsys):

@@ -32,6 +32,8 @@ def test_variants():
 def test_variants_have_names_of_their_own():
     names = [one.name for one in variants_of(["sapo", "grpo"], [parse_variant("no-q:optimize.q_coef=0")])]
     assert names == ["sapo", "grpo", "no-q"]
+    (own,) = variants_of(["mine.maths:Mine"], [])
+    assert own.name == "Mine" and own.arguments == ("--algorithm", "mine.maths:Mine")
     with pytest.raises(ConfigError, match="grpo: named twice"):
         variants_of(["grpo"], [parse_variant("grpo:optimize.q_coef=0")])
 
@@ -53,7 +55,7 @@ def test_runs_are_planned_seed_by_seed():
     runs = plan_runs([Variant("sapo", "sapo"), Variant("ppo", "ppo")], [0, 4], BASE, Path("out"))
     assert [run.name for run in runs] == ["sapo-seed0", "ppo-seed0", "sapo-seed4", "ppo-seed4"]
     assert runs[3].arguments == (*BASE, "--algorithm", "ppo", "--seed", "4", "--run-dir", "out/runs/ppo-seed4")
-    assert runs[2].arguments == (*BASE, "--seed", "4", "--run-dir", "out/runs/sapo-seed4")
+    assert runs[2].arguments == (*BASE, "--algorithm", "sapo", "--seed", "4", "--run-dir", "out/runs/sapo-seed4")
     assert runs[0].log == Path("out/runs/sapo-seed0.log")
 
 

@@ -46,7 +46,7 @@ def test_seconds_an_iteration():
     assert found["generation"] == 1.0 and found["environment"] == 0.5 and found["policy update"] == 1.25
     assert found["old log-probs, V, Q"] == 0.75 and found["total"] == 4.5
     assert found["rest"] == pytest.approx(4.5 - 1.0 - 0.5 - 1.25 - 0.75)
-    slow = replace(make(), stages={**STAGES, "optimize": {**STAGES["optimize"], "total": 5.0, "critic_steps_s": 2.0}})
+    slow = replace(make(), stages={**STAGES, "optimize": {**STAGES["optimize"], "total": 5.0, "critic_s": 2.0}})
     assert times([slow])["critic update"] == 1.0 and times([slow])["rest"] == pytest.approx(found["rest"])
 
 
