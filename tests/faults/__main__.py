@@ -18,14 +18,15 @@ from pathlib import Path
 
 from tests.faults.attempt import may_mount
 from tests.faults.draw import draw
+from tests.faults.forked import import_everything, under_the_layer
 from tests.faults.layer import build
 from tests.faults.run import unequal
 from tests.faults.trial import Trial, make_reference
 
 POINTS_A_RUN = 16
 KINDS_OF_RUN = (  # mode, ranks, iterations, weight
-    ("driver", 1, 2, 6),
-    ("resident", 1, 2, 2),
+    ("forked", 1, 2, 8),
+    ("resident", 1, 2, 1),
     ("resident", 2, 2, 1),
     ("stages", 1, 1, 1),
     ("stages", 2, 1, 1),
@@ -39,13 +40,14 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=200, help="faults that came to pass")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="a line a run; taken up where it is there")
-    parser.add_argument("--scratch", type=Path, help="where the runs are made (default: a temporary folder)")
+    parser.add_argument("--scratch", type=Path, help="where the runs are made, and stay while they are not done")
     arguments = parser.parse_args()
+    scratch = arguments.scratch or Path(tempfile.gettempdir()) / f"sapo-faults-{arguments.seed}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    under_the_layer(build(scratch))
+    import_everything()
     print(f"seed {arguments.seed}, {arguments.points} points", flush=True)
-    with tempfile.TemporaryDirectory(prefix="sapo-faults-") as folder:
-        scratch = arguments.scratch or Path(folder)
-        scratch.mkdir(parents=True, exist_ok=True)
-        torment(arguments.points, arguments.seed, arguments.out, scratch)
+    torment(arguments.points, arguments.seed, arguments.out, scratch)
     runs = read(arguments.out)
     print(table(runs))
     raise SystemExit(any(run["faults"] or any(one["faults"] for one in run["attempts"]) for run in runs))

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.forked import Forked
 from tests.faults.layer import Layer
 from tests.processes import ENVIRONMENT, ROOT
 
@@ -74,15 +75,23 @@ def roles(processes: dict[int, str], command: int) -> dict[str, int]:
     return found
 
 
-def start(command: list[str], layer: Layer, acts: list[Act], logs: Path, **environment: str) -> Outcome:
-    """Start a command, do the acts in order, wait for its end, look for orphans and end them."""
+def start(
+    command: list[str], layer: Layer, acts: list[Act], logs: Path, forked: bool = False, **environment: str
+) -> Outcome:
+    """Start a command, do the acts in order, wait for its end, look for orphans and end them.
+
+    Args:
+        forked: the command is `python pipeline/driver.py ...`, as a child of this process (see tests/faults/forked.py).
+    """
     begun = time.monotonic()
     out, err = logs.with_suffix(".out"), logs.with_suffix(".err")
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment, **layer.environment}
     with open(out, "w") as out_file, open(err, "w") as err_file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment, **layer.environment},
-            stdout=out_file, stderr=err_file, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        if forked:
+            process = Forked(command[2:], environment, out, err)
+        else:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out_file, stderr=err_file,
+                                       stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
         done: list[Act] = []
         acted_at = None
         try:
@@ -104,7 +113,7 @@ def start(command: list[str], layer: Layer, acts: list[Act], logs: Path, **envir
                    ended - begun, stop_s, layer.events)  # fmt: skip
 
 
-def _wait_for(act: Act, process: subprocess.Popen, layer: Layer, begun: float) -> int | None:
+def _wait_for(act: Act, process: subprocess.Popen | Forked, layer: Layer, begun: float) -> int | None:
     """Return the process to hit when the moment has come; None: the command ended first, or has no such process."""
     while process.poll() is None:
         if time.monotonic() - begun > LIMIT_S:
@@ -145,7 +154,7 @@ def _do(act: Act, pid: int, layer: Layer) -> None:
         pass  # it has just ended
 
 
-def _end_orphans(layer: Layer, process: subprocess.Popen, patient: bool) -> list[str]:
+def _end_orphans(layer: Layer, process: subprocess.Popen | Forked, patient: bool) -> list[str]:
     """Wait for everything of the attempt to end; what is left is killed and named."""
     layer.open_gate()
     end = time.monotonic() + (ORPHAN_S if patient else 0.0)

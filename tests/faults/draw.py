@@ -18,7 +18,7 @@ DEADLY = {  # and how often
 TARGETS = {  # whom a signal goes to, by mode
     "resident": ("command", "outer launcher", "inner launcher", "rank 0", "rank 1"),
     "stages": ("command", "inner launcher", "rank 0", "rank 1"),
-    "driver": ("command",),
+    "forked": ("command",),
 }
 CLOCK_S = (-7 * 86400, -3600, 3600, 400 * 86400)
 LONGEST_TEAR = 400  # bytes; a trajectory has a few thousand

@@ -38,7 +38,8 @@ static int64_t at, stays, argument;
     static __typeof__(name) *real; \
     if (!real) real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
-__attribute__((constructor)) static void begin(void) {
+/* Read the orders; for a forked child, which has got its environment after its start, once more. */
+__attribute__((constructor)) void sapo_fault_begin(void) {
     const char *path = getenv("SAPO_FAULT_STATE");
     root = getenv("SAPO_FAULT_ROOT");
     if (!path || !root) return;

@@ -24,7 +24,7 @@ def compiler() -> str | None:
 def build(folder: Path) -> Path:
     """Compile the layer into a folder; returns the library for LD_PRELOAD."""
     library = folder / "layer.so"
-    if not library.exists():
+    if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
         own = folder / f"layer-{os.getpid()}.so"
         command = [compiler(), "-x", "c", "-O2", "-shared", "-fPIC", "-o", str(own), str(SOURCE), "-ldl"]
         subprocess.run(command, check=True)

@@ -26,7 +26,8 @@ SETTINGS = {
     "run.stage_timeout_s": 120.0, "logging.tensorboard": False, "logging.progress": False,
 }  # fmt: skip
 FLAGS = [flag for key, value in SETTINGS.items() for flag in ("--set", f"{key}={json.dumps(value)}")]
-MODES = ("resident", "driver", "stages")  # the launcher; one rank without it; the deepspeed launcher, stage by stage
+# The launcher; one rank without it, as a new process or forked; the deepspeed launcher, stage by stage.
+MODES = ("resident", "driver", "forked", "stages")
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 COMPARED = ("reserve_vocab", "warm_start", "compute_advantages", "optimize")
 
@@ -40,7 +41,7 @@ def prepare_command(run_dir: Path, ranks: int, iterations: int) -> list[str]:
 def command(mode: str, run_dir: Path, ranks: int, iterations: int) -> list[str] | None:
     """What is typed next, the same command again until its part is done; None: the run is complete.
 
-    "driver" and "stages" need a run directory that `prepare_command(...) --prepare-only` has made.
+    All but "resident" need a run directory that `prepare_command(...) --prepare-only` has made.
     """
     paths = RunPaths(run_dir)
     if mode == "resident":
@@ -49,7 +50,7 @@ def command(mode: str, run_dir: Path, ranks: int, iterations: int) -> list[str] 
     step = remaining(run_dir)
     if step is None:
         return None
-    if mode == "driver":
+    if mode in ("driver", "forked"):
         return [sys.executable, "pipeline/driver.py", "--run-dir", str(run_dir)]
     script = "pipeline/export.py" if step[0] == EXPORT else f"stages/{step[0]}.py"
     return [DEEPSPEED, "--num_accelerators", str(ranks), "--master_port", str(free_port()), script,

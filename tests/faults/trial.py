@@ -95,7 +95,14 @@ class Trial:
             environment["TORCH_EXTENSIONS_DIR"] = str(leave_jit_locks(side / "extensions"))
         layer = Layer(self.library, side / f"state-{len(self.attempts)}", self.run_dir, blow.order)
         try:
-            outcome = start(self.next_command(), layer, list(blow.acts), side / f"{len(self.attempts)}", **environment)
+            outcome = start(
+                self.next_command(),
+                layer,
+                list(blow.acts),
+                side / f"{len(self.attempts)}",
+                self.mode == "forked",
+                **environment,
+            )
         finally:
             make_writable(self.run_dir)
             layer.close()
@@ -152,13 +159,14 @@ def leave_jit_locks(folder: Path) -> Path:
     return folder
 
 
-def make_reference(run_dir: Path, library: Path, ranks: int, iterations: int = 2) -> int:
+def make_reference(run_dir: Path, library: Path, ranks: int, iterations: int = 2, mode: str = "resident") -> int:
     """An uncut run, or the one that is there. Returns the number of its file events."""
     note = run_dir.with_name(f"{run_dir.name}-events.json")
     if note.exists():
         return json.loads(note.read_text())
     shutil.rmtree(run_dir, ignore_errors=True)
-    trial = Trial(run_dir, run_dir, library, "resident", ranks, iterations)
+    trial = Trial(run_dir, run_dir, library, mode, ranks, iterations)
+    trial.prepare()
     attempt = trial.strike(Blow())
     if attempt.outcome.code != 0 or attempt.faults:
         raise RuntimeError(
