@@ -4,6 +4,9 @@ Live requests occupy rows 0..n-1 of one preallocated KV cache; where one leaves,
 that a decode step always works on a dense batch. Joiners are prefilled in right-padded batches of similar length:
 with causal attention padding on the right is never seen, and positions count from 0 in every row.
 
+A request may ask that its row be kept when it ends. Kept rows lie behind the live ones; the next request of the same
+conversation, whose prompt begins with what the row holds, finds it there and only what is new is prefilled.
+
 A request brings its own uniform numbers, so its randomness does not depend on its batch mates. (Rounding does: a
 matrix product may round differently in another batch. That moves a sampled token where a uniform number falls within
 about 1e-7 of an edge of the distribution.)
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,16 @@ class Request:
     key: Any  # comes back with the completion
     prompt_ids: Sequence[int]
     uniforms: np.ndarray  # float64 [max_response] in [0, 1): the i-th one picks the i-th token
+    conversation: Hashable = None  # where given, the row is kept under this name until its next request, or `forget`
+
+
+@dataclass(eq=False)
+class _Row:
+    """Whose a row of the cache is."""
+
+    request: Request
+    since: float  # when it was submitted
+    held: tuple[int, ...] = ()  # the ids whose keys and values a kept row holds
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class Generator:
     Args:
         causal_lm: transformers Qwen2ForCausalLM, LlamaForCausalLM or alike; its weights are read at every call, and
             nothing is remembered of them between requests.
-        slots: rows of the cache, the largest batch.
+        slots: rows of the cache, the largest batch; kept rows count too.
         max_prompt, max_response: tokens; the cache holds their sum in every row.
         temperature: of sampling; 0 takes the most likely token.
         banned_ids: never sampled and outside the distribution (the value tokens: Eq. 3).
@@ -97,8 +110,9 @@ class Generator:
         self.banned = torch.tensor(sorted(banned_ids), dtype=torch.long, device=self.device)
         self.stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self.device)
         self.cache = RowCache(config, slots, max_prompt + max_response, self.head.weight.dtype, self.device)
-        self.waiting: deque[tuple[Request, float]] = deque()
-        self.rows: list[tuple[Request, float]] = []  # the request in each live row and when it was submitted
+        self.waiting: deque[_Row] = deque()
+        self.rows: list[_Row] = []  # the live ones
+        self.kept: list[_Row] = []  # behind them: row len(self.rows) + i of the cache
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)  # tokens in the cache
         self.counts = torch.zeros(slots, dtype=torch.long, device=self.device)  # tokens sampled
         self.ids = torch.zeros(slots, max_response, dtype=torch.long, device=self.device)
@@ -127,7 +141,11 @@ class Generator:
             raise GenerationError(
                 f"request {request.key!r}: {len(request.uniforms)} uniform numbers for up to {self.max_response} tokens"
             )
-        self.waiting.append((request, time.perf_counter()))
+        self.waiting.append(_Row(request, time.perf_counter()))
+
+    def forget(self, conversation: Hashable) -> None:
+        """Give up the row that is kept for a conversation, where there is one."""
+        self._arrange(self.rows, [row for row in self.kept if row.request.conversation != conversation])
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -145,50 +163,96 @@ class Generator:
         return done
 
     def _join(self) -> None:
-        first = len(self.rows)
-        joiners = [self.waiting.popleft() for _ in range(min(self.slots - first, len(self.waiting)))]
-        joiners.sort(key=lambda one: len(one[0].prompt_ids))
-        for batch in _batches_by_budget(joiners, self.prefill_tokens):
-            self._prefill(batch)
+        joiners = [self.waiting.popleft() for _ in range(min(self.slots - len(self.rows), len(self.waiting)))]
+        continued, fresh = [], []
+        for row in joiners:
+            kept = self._kept_row(row.request)
+            if kept is None:
+                fresh.append(row)
+            else:
+                kept.request, kept.since = row.request, row.since
+                continued.append(kept)
+        for group in (continued, fresh):
+            group.sort(key=lambda row: len(row.request.prompt_ids) - len(row.held))
+            for batch in _batches_by_budget(group, self.prefill_tokens):
+                self._prefill(batch)
 
-    def _prefill(self, batch: list[tuple[Request, float]]) -> None:
+    def _kept_row(self, request: Request) -> _Row | None:
+        """The row that holds the beginning of a prompt; one that holds something else is given up."""
+        if request.conversation is None:
+            return None
+        for row in self.kept:
+            if row.request.conversation == request.conversation:
+                prompt = tuple(request.prompt_ids[: len(row.held)])
+                if prompt == row.held and len(request.prompt_ids) > len(row.held):
+                    return row
+                self.forget(request.conversation)
+        return None
+
+    def _prefill(self, batch: list[_Row]) -> None:
+        """The new tokens of rows that join: whole prompts, or what comes behind what kept rows hold."""
         first, last = len(self.rows), len(self.rows) + len(batch)
-        self.rows.extend(batch)
-        lengths = [len(request.prompt_ids) for request, _ in batch]
-        ids = np.zeros((len(batch), lengths[-1]), dtype=np.int64)
-        for row, (request, _) in enumerate(batch):
-            ids[row, : lengths[row]] = request.prompt_ids
-        uniforms = np.stack([request.uniforms[: self.max_response] for request, _ in batch])
-        self.lengths[first:last] = torch.tensor(lengths, device=self.device)
+        others = [row for row in self.kept if row not in batch][-(self.slots - last) or len(self.kept) :]
+        self._arrange(self.rows + batch, others)
+        batch = self.rows[first:]  # in the order of the cache
+        held = [len(row.held) for row in batch]
+        new = [list(row.request.prompt_ids[start:]) for row, start in zip(batch, held, strict=True)]
+        ids = np.zeros((len(batch), max(map(len, new))), dtype=np.int64)
+        for index, own in enumerate(new):
+            ids[index, : len(own)] = own
+        tokens = torch.from_numpy(ids).to(self.device)
+        past = torch.tensor(held, device=self.device)
+        lengths = torch.tensor([len(own) for own in new], device=self.device)
+        uniforms = np.stack([row.request.uniforms[: self.max_response] for row in batch])
+        self.lengths[first:last] = past + lengths
         self.counts[first:last] = 0
         self.uniforms[first:last] = torch.from_numpy(uniforms).to(self.device)
-        self.num_prompt_tokens += sum(lengths)
-        self.cache.write_prompts(first, last)
-        hidden = self._forward(torch.from_numpy(ids).to(self.device), mask=None, positions=None)
-        final = hidden[torch.arange(last - first, device=self.device), self.lengths[first:last] - 1]
-        self._sample(final, first, last)
+        self.num_prompt_tokens += sum(map(len, new))
+        hidden = self._forward_behind(tokens, first, past) if any(held) else self._forward_prompts(tokens, first)
+        self._sample(hidden[torch.arange(last - first, device=self.device), lengths - 1], first, last)
+
+    def _forward_prompts(self, tokens: Tensor, first: int) -> Tensor:
+        self.cache.write_prompts(first, first + len(tokens))
+        return self._forward(tokens, mask=None, positions=None)
+
+    def _forward_behind(self, tokens: Tensor, first: int, past: Tensor) -> Tensor:
+        """New tokens [n, T] of rows first.. behind the `past` [n] positions that they hold.
+
+        Padding on the right lands behind a row's end, where nothing looks before something else is written.
+        """
+        n, width = tokens.shape
+        positions = past[:, None] + torch.arange(width, device=self.device)
+        longest = min(int(past.max()) + width, self.cache.max_len)
+        visible = torch.arange(longest, device=self.device) <= positions[:, :, None]
+        self.cache.write_behind(first, first + n, longest, positions)
+        return self._forward(tokens, mask=self._mask(visible), positions=positions)
 
     def _decode(self) -> None:
         n = len(self.rows)
         positions = self.lengths[:n]
         newest = self.ids[:n].gather(1, self.counts[:n, None] - 1)
         longest = int(positions.max()) + 1
-        visible = torch.arange(longest, device=self.device) <= positions[:, None]
-        self.cache.write_tokens(n, longest, positions)
+        visible = torch.arange(longest, device=self.device) <= positions[:, None, None]
+        self.cache.write_behind(0, n, longest, positions[:, None])
         hidden = self._forward(newest, mask=self._mask(visible), positions=positions[:, None])
         self.lengths[:n] += 1
         self._sample(hidden[:, 0], 0, n)
 
     def _mask(self, visible: Tensor) -> Tensor:
-        """The mask of one decode step in the form that the attention implementation takes; `visible` is bool [n, L]."""
+        """A mask bool [n, T, L] in the form that the attention implementation takes."""
         kind = self.causal_lm.config._attn_implementation
         if kind == "flash_attention_2":
-            return visible.long()
+            if visible.shape[1] > 1:
+                raise GenerationError(
+                    "model.attention = flash_attention_2 cannot prefill behind a kept row; set model.attention=sdpa, "
+                    "or env.prompt_form=history"
+                )
+            return visible[:, 0].long()
         if kind == "eager":  # additive
             dtype = self.head.weight.dtype
             blocked = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype, device=self.device)
-            return blocked.masked_fill(visible, 0)[:, None, None]
-        return visible[:, None, None]
+            return blocked.masked_fill(visible, 0)[:, None]
+        return visible[:, None]
 
     def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         """Last hidden states [n, T, D]; keys and values go through the cache."""
@@ -219,27 +283,42 @@ class Generator:
         columns = (counts[index], self.ids[index], self.logprobs[index], stopped[index])
         facts = zip(ended, *(column.tolist() for column in columns), strict=True)
         now = time.perf_counter()
-        done = []
-        for row, count, ids, logprobs, stop in facts:
-            request, since = self.rows[row]
-            done.append(Completion(request.key, tuple(ids[:count]), tuple(logprobs[:count]), stop, now - since))
-        self._close_gaps(ended)
+        done, kept = [], []
+        for index, count, ids, logprobs, stop in facts:
+            row, response = self.rows[index], tuple(ids[:count])
+            done.append(Completion(row.request.key, response, tuple(logprobs[:count]), stop, now - row.since))
+            if row.request.conversation is not None:
+                row.held = (*row.request.prompt_ids, *response[:-1])  # the last token has not been through the model
+                kept.append(row)
+        gone = set(ended)
+        self._arrange([row for index, row in enumerate(self.rows) if index not in gone], self.kept + kept)
         return done
 
-    def _close_gaps(self, ended: list[int]) -> None:
-        """Move the last live rows into the places of those that ended (ascending)."""
-        remaining = len(self.rows) - len(ended)
-        gone = set(ended)
-        holes = [row for row in ended if row < remaining]
-        movers = [row for row in range(remaining, len(self.rows)) if row not in gone]
-        if holes:
-            to, source = torch.tensor(holes, device=self.device), torch.tensor(movers, device=self.device)
-            self.cache.move(to, source, int(self.lengths[source].max()))
-            for state in (self.lengths, self.counts, self.ids, self.logprobs, self.uniforms):
-                state[to] = state[source]
-            for hole, mover in zip(holes, movers, strict=True):
-                self.rows[hole] = self.rows[mover]
-        del self.rows[remaining:]
+    def _arrange(self, rows: list[_Row], kept: list[_Row]) -> None:
+        """Make the cache hold these live rows, then these kept ones; whoever is in the right part stays where it is."""
+        places = {row: place for place, row in enumerate(self.rows + self.kept)}
+        self.rows, self.kept = _in_place(rows, 0, places), _in_place(kept, len(rows), places)
+        moves = [(to, places.get(row, to)) for to, row in enumerate(self.rows + self.kept)]  # a new row holds nothing
+        moves = [(to, source) for to, source in moves if to != source]
+        if not moves:
+            return
+        to, source = (torch.tensor(index, device=self.device) for index in zip(*moves, strict=True))
+        self.cache.move(to, source, int(self.lengths[source].max()))
+        for state in (self.lengths, self.counts, self.ids, self.logprobs, self.uniforms):
+            state[to] = state[source]
+
+
+def _in_place(rows: list[_Row], start: int, places: Mapping[_Row, int]) -> list[_Row]:
+    """The rows in an order in which as many as can be keep their places, when they begin at `start`."""
+    slots: list[_Row | None] = [None] * len(rows)
+    others = []
+    for row in rows:
+        place = places.get(row, -1) - start
+        if 0 <= place < len(rows):
+            slots[place] = row
+        else:
+            others.append(row)
+    return [others.pop() if row is None else row for row in slots]
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,11 +361,11 @@ def stop_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
     return tuple(sorted({*listed, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}))
 
 
-def _batches_by_budget(joiners: list[tuple[Request, float]], budget: int) -> list[list[tuple[Request, float]]]:
-    """Cut a list that is sorted by length so that rows * longest <= budget (a longer row stands alone)."""
-    batches: list[list[tuple[Request, float]]] = []
+def _batches_by_budget(joiners: list[_Row], budget: int) -> list[list[_Row]]:
+    """Cut a list that is sorted by new tokens so that rows * most <= budget (a longer row stands alone)."""
+    batches: list[list[_Row]] = []
     for joiner in joiners:
-        if batches and (len(batches[-1]) + 1) * len(joiner[0].prompt_ids) <= budget:
+        if batches and (len(batches[-1]) + 1) * (len(joiner.request.prompt_ids) - len(joiner.held)) <= budget:
             batches[-1].append(joiner)
         else:
             batches.append([joiner])
@@ -297,14 +376,16 @@ class RowCache:
     """Keys and values of all rows and layers in one tensor [layers, 2, slots, kv_heads, max_len, head_dim].
 
     It stands where transformers expects its own cache: attention layers call `update`. Before a forward, the generator
-    says what the forward is: prompts into rows first..last-1, or one token for each of the rows 0..n-1.
+    says what the forward is: whole prompts into rows first..last-1, or tokens behind what rows first..last-1 hold.
     """
 
     is_compileable = False
 
     def __init__(self, config: Any, slots: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, slots, config.num_key_value_heads, max_len, head_dim)
+        self.max_len = max_len
+        # one position more than the longest row: padding goes there that would be beyond the end
+        shape = (config.num_hidden_layers, 2, slots, config.num_key_value_heads, max_len + 1, head_dim)
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = slice(0, 0)
         self._longest = 0
@@ -314,10 +395,11 @@ class RowCache:
         """The next forward is a prefill of rows first..last-1, from position 0."""
         self._rows, self._positions = slice(first, last), None
 
-    def write_tokens(self, n: int, longest: int, positions: Tensor) -> None:
-        """The next forward adds one token to each of rows 0..n-1 at `positions` [n]; keys up to `longest` are read."""
-        self._rows, self._longest = slice(0, n), longest
-        self._positions = (torch.arange(n, device=positions.device), positions)
+    def write_behind(self, first: int, last: int, longest: int, positions: Tensor) -> None:
+        """The next forward puts tokens of rows first..last-1 at `positions` [n, T]; keys up to `longest` are read."""
+        self._rows, self._longest = slice(first, last), longest
+        rows = torch.arange(last - first, device=positions.device)[:, None].expand_as(positions)
+        self._positions = (rows, positions.clamp(max=self.max_len))
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store what a layer computed, [n, kv_heads, T, head_dim]; return what it shall attend to."""
@@ -328,8 +410,8 @@ class RowCache:
             stored_values[:, :, :length] = values
             return keys, values
         rows, positions = self._positions
-        stored_keys[rows, :, positions] = keys[:, :, 0]
-        stored_values[rows, :, positions] = values[:, :, 0]
+        stored_keys[rows, :, positions] = keys.transpose(1, 2)
+        stored_values[rows, :, positions] = values.transpose(1, 2)
         return stored_keys[:, :, : self._longest], stored_values[:, :, : self._longest]
 
     def move(self, to: Tensor, source: Tensor, length: int) -> None:

@@ -238,3 +238,70 @@ def test_logits_of_a_diverged_policy_are_one_line(bad, temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
     with pytest.raises(GenerationError, match="logits are not finite: its weights have diverged.*lower optimize"):
         sample_tokens(logits, torch.tensor([0.5, 0.5]).double(), temperature, torch.tensor([2]))
+
+
+def converse(model, temperature, slots, keep, num_turns=3):
+    """Five conversations at once, each turn with new text of any length; three of them in kept rows where `keep`.
+
+    Returns:
+        The completions by (conversation, turn), the generator, and the tokens of all prompts.
+    """
+    random = np.random.default_rng(3)
+    new = [[tuple(random.integers(2, 48, random.integers(1, 9)).tolist()) for _ in range(num_turns)] for _ in range(5)]
+    generator = Generator(model, slots, 100, 6, temperature, (PLUS, MINUS), (EOS,))
+    contexts, found, total = [()] * 5, {}, 0
+    due = [(number, 0) for number in range(5)]
+    while due or not generator.idle:
+        for number, turn in due:
+            contexts[number] += new[number][turn]
+            total += len(contexts[number])
+            numbers = uniforms(0, 1, f"task-{number}", 0, turn, 6)
+            conversation = number if keep and number < 3 else None
+            generator.submit(Request((number, turn), contexts[number], numbers, conversation))
+        due = []
+        for completion in generator.step():
+            number, turn = completion.key
+            found[completion.key] = completion
+            contexts[number] += completion.response_ids
+            if turn + 1 < num_turns:
+                due.append((number, turn + 1))
+            else:
+                generator.forget(number)
+    return found, generator, total
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("slots", [3, 5])  # in three, kept rows make way for others
+def test_a_conversation_in_a_kept_row_is_the_same_as_whole_prompts(attention, temperature, slots):
+    model = make_model(attention=attention)
+    kept, generator, total = converse(model, temperature, slots, keep=True)
+    plain, other, _ = converse(model, temperature, slots, keep=False)
+    assert not generator.kept and other.num_prompt_tokens == total
+    if slots == 5:
+        assert generator.num_prompt_tokens < 0.8 * total
+    assert len(kept) == len(plain) == 15
+    for key, completion in plain.items():
+        assert kept[key].response_ids == completion.response_ids and kept[key].stopped == completion.stopped
+        assert kept[key].sampling_logprobs == pytest.approx(completion.sampling_logprobs, abs=1e-5)
+
+
+def test_a_kept_row_that_does_not_begin_the_prompt_is_given_up():
+    model = make_model()
+    generator = make_generator(model, slots=2, temperature=0.0, max_response=4)
+    numbers = uniforms(0, 1, "a", 0, 0, 4)
+    for prompt in ((5, 6, 7), (5, 9, 7, 8)):
+        generator.submit(Request("a", prompt, numbers, conversation="a"))
+        done = finish(generator)["a"]
+        alone = make_generator(model, slots=1, temperature=0.0, max_response=4)
+        alone.submit(Request("a", prompt, numbers))
+        assert done.response_ids == finish(alone)["a"].response_ids
+    assert generator.num_prompt_tokens == 7 and len(generator.kept) == 1
+
+
+def test_kept_rows_make_way_for_new_requests():
+    generator = make_generator(make_model(), slots=2, max_response=4)
+    for number in range(5):
+        generator.submit(Request(number, (5, 6, 7 + number), uniforms(0, 1, "t", 0, number, 4), conversation=number))
+        finish(generator)
+        assert len(generator.kept) <= 2
