@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from env_adapters.registry import adapter_class
 from pipeline.config import Config
 from pipeline.config_loading import MAY_CHANGE
+from runtime.algorithms import ALGORITHMS, algorithm_class
 
 ADAPTERS = ("alfworld", "webshop")  # whose options the page lists too
 HEAD = """\
@@ -37,6 +38,9 @@ ADAPTER_HEAD = """
 
 `env.<key>` is one of the fields above or an option of the adapter in use. Those of `{0}`:
 """
+ALGORITHM_HEAD = """
+## {0}: options of the algorithm `{0}`
+"""
 
 
 def page() -> str:
@@ -44,10 +48,18 @@ def page() -> str:
     parts = [HEAD]
     for section, kind in get_type_hints(Config).items():
         parts += [f"\n## {section}\n", *_introduction(kind), *table(section, kind)]
+        if section == "algorithm":
+            parts += [line for name in ALGORITHMS for line in algorithm_table(name)]
         if section == "env":
             for name in ADAPTERS:
                 parts += [ADAPTER_HEAD.format(name), *table("env", adapter_class(name).Options)]
     return "\n".join(parts) + "\n"
+
+
+def algorithm_table(name: str) -> list[str]:
+    """The section of one algorithm; nothing where it has no options."""
+    options = algorithm_class(name).Options
+    return [ALGORITHM_HEAD.format(name), *table(name, options)] if dataclasses.fields(options) else []
 
 
 def table(section: str, kind: type) -> Iterator[str]:
@@ -65,7 +77,7 @@ def table(section: str, kind: type) -> Iterator[str]:
 
 
 def field_comments(kind: type) -> dict[str, str]:
-    """The comment at the end of each field's line in the source of a dataclass, else the comment lines above it."""
+    """The comment at the end of each field's line (or lines) in the source of a dataclass, else those above it."""
     source = textwrap.dedent(inspect.getsource(kind))
     comments, alone = {}, set()  # text by line; the lines that hold nothing else
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -79,7 +91,8 @@ def field_comments(kind: type) -> dict[str, str]:
             first = last = node.lineno
             while first - 1 in alone:
                 first -= 1
-            lines = [last] if last in comments else range(first, last)
+            own = [line for line in range(last, node.end_lineno + 1) if line in comments]
+            lines = own or range(first, last)
             found[node.target.id] = " ".join(comments[line] for line in lines)
     return {name: text for name, text in found.items() if text}
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config import Config
+from runtime.algorithms import algorithm_class
 from runtime.engine import deepspeed_config
 from runtime.files import GIB, gib
 from runtime.logprobs import chunk_size
@@ -128,10 +129,13 @@ def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "c
     Args:
         device: "cuda": under ZeRO-3 the engine moves to CPU memory between the stages that train.
     """
-    idle = idle_engine(config, engine_memory(config, shape, ranks), device)
+    critic = critic_memory(config, shape, ranks)
+    idle = idle_engine(config, {**engine_memory(config, shape, ranks), **critic}, device)
     size = bytes_of(config.model.dtype)
     longest = config.env.prompt_tokens + config.env.response_tokens
     replica = {"replica": size * shape.parameters}
+    if critic:
+        replica["critic's replica"] = size * critic_shape(shape).parameters
     training = training_memory(config, shape, ranks, device)
     playing = {
         **idle,
@@ -149,9 +153,32 @@ def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "c
     if config.warm_start.enabled:
         stages["warm_start"] = training  # nothing has been played yet, so there is no replica
     stages |= {"collect_rollouts": playing, "compute_advantages": scoring}
-    stages |= {"optimize": {**training, **replica}, "evaluate": playing}
+    stages |= {"optimize": {**training, **critic, **replica}, "evaluate": playing}
     process = "process" if device == "cpu" else "host process"
     return {stage: {**parts, process: PROCESS} for stage, parts in stages.items()}
+
+
+def critic_shape(shape: ModelShape) -> ModelShape:
+    """A critic of the policy's size: the same decoder, without an output matrix (its head is one row)."""
+    return replace(shape, tied=True)
+
+
+def critic_memory(config: Config, shape: ModelShape, ranks: int) -> dict[str, int]:
+    """Bytes a rank of a critic's engine, its gradients included, which stay between its steps; {} without a critic.
+
+    What a micro-batch needs beside it is not counted: the policy's comes after it, and is larger.
+    """
+    if not algorithm_class(config.algorithm.name).critic:
+        return {}
+    own = critic_shape(shape)
+    optimize = config.optimize
+    engine = engine_memory(config, own, ranks)
+    gradients = FP32 * own.parameters // (ranks if optimize.zero_stage >= 2 else 1)
+    engine["host gradients" if optimize.offload_optimizer else "gradients"] = gradients
+    return {
+        f"host critic's {part.removeprefix('host ')}" if part.startswith("host ") else f"critic's {part}": size
+        for part, size in engine.items()
+    }
 
 
 def training_memory(config: Config, shape: ModelShape, ranks: int, device: str) -> dict[str, int]:
@@ -230,18 +257,20 @@ def disk_gib(config: Config, stage: str, policy: Path | None) -> float:
     elif (shape := model_shape(config)) is not None:
         weights = bytes_of(config.model.dtype) * shape.parameters
     state = weights + weights // bytes_of(config.model.dtype) * 3 * FP32  # weights, masters, two moments
+    critics = int(algorithm_class(config.algorithm.name).critic)
     tokens = config.env.max_turns * (config.env.prompt_tokens + config.env.response_tokens)
     games = max(config.rollout.trajectories, config.evaluate.tasks)
     written = {
         "reserve_vocab": weights,
         "warm_start": weights + state,
-        "optimize": weights + state,
+        "optimize": (1 + critics) * (weights + state),
         "collect_rollouts": config.rollout.trajectories * tokens * JSON_BYTES_A_TOKEN,
         "compute_advantages": config.rollout.trajectories
         * config.env.max_turns
         * config.env.response_tokens
-        * 4
-        * FP32,
+        * (4 + critics)
+        * FP32
+        + critics * weights,  # the first critic
         "evaluate": games * tokens * JSON_BYTES_A_TOKEN,
         "export": weights,
     }

@@ -87,8 +87,8 @@ class RunPaths:
         return self.checkpoint(iteration) / "engine"
 
     def critic(self, iteration: int) -> Path:
-        """A critic's weights, where the algorithm has one; the first one's lie beside the model."""
-        return self.root / "first_critic" if iteration == 0 else self.checkpoint(iteration) / "critic"
+        """A critic's weights, where the algorithm has one; the first one is made with the first advantages."""
+        return self.advantages(1) / "first_critic" if iteration == 0 else self.checkpoint(iteration) / "critic"
 
     def critic_engine(self, iteration: int) -> Path:
         return self.checkpoint(iteration) / "critic_engine"

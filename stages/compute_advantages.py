@@ -2,8 +2,9 @@
 
 Reads iterations/i/rollouts and policy i-1 (and policy 0, the reference, where the KL coefficient is not 0; and critic
 i-1, where the algorithm has one).
-Writes iterations/i/advantages: scores-RRRRR.safetensors of each rank, targets.jsonl of rank 0. With `recompute`
-the targets are made again from the stored scores, without a model.
+Writes iterations/i/advantages: scores-RRRRR.safetensors of each rank, targets.jsonl of rank 0, and in the first
+iteration first_critic/ where the algorithm has a critic. With `recompute` the targets are made again from the stored
+scores, without a model.
 """
 
 from __future__ import annotations
@@ -157,12 +158,12 @@ def _score(
 
 
 def _ask_critic(context: Context, own: Sequence[Trajectory]) -> dict[str, tuple[float, ...]]:
-    """The critic's values before each response token, reward units; the first critic is made where it is missing."""
+    """The critic's values before each response token, reward units; in the first iteration the critic is made first."""
     from runtime.critic import make_first_critic, resident_critic
 
     config, distributed, folder = context.config, context.distributed, context.paths.critic(context.iteration - 1)
-    if context.iteration == 1 and distributed.is_main and not folder.exists():
-        make_first_critic(context.paths.policy(0), folder)
+    if context.iteration == 1 and distributed.is_main:
+        make_first_critic(context.paths.policy(0), folder)  # anew: no manifest vouches for an earlier attempt's
     distributed.barrier("the first critic")
     critic = resident_critic(
         context.resident,

@@ -118,6 +118,34 @@ def test_on_a_gpu_the_engine_of_zero_3_is_in_host_memory_while_others_work():
         assert on_gpu - {"host process"} == on_cpu - {"process"}
 
 
+def test_a_critic_by_hand():
+    """The decoder without an output matrix: SMALL is tied, so 1272 of its own weights; its engine, gradients, replica."""
+    small = ("model.dtype=bfloat16", "optimize.zero_stage=3", "algorithm.name=ppo")
+    memory = stage_memory(configured(*small), SMALL, ranks=2)
+    engine = {
+        "critic's weights": 2 * 1272 // 2,
+        "critic's fp32 masters": 4 * 1272 // 2,
+        "critic's Adam moments": 8 * 1272 // 2,
+        "critic's gradients": 4 * 1272 // 2,
+    }
+    for stage in ("collect_rollouts", "compute_advantages", "optimize", "evaluate"):
+        found = {part: size for part, size in memory[stage].items() if "critic" in part}
+        assert found == {**engine, "critic's replica": 2 * 1272}
+    # untied: the policy has 80 more weights in its head, the critic has not
+    untied = stage_memory(configured(*small), replace(SMALL, tied=False), 2)["optimize"]
+    assert untied["replica"] == 2 * 1352 and untied["critic's replica"] == 2 * 1272
+    on_gpu = stage_memory(configured(*small), SMALL, 2, "cuda")
+    assert on_gpu["evaluate"]["host critic's weights"] == 1272 and "critic's weights" in on_gpu["optimize"]
+    assert not any("critic" in part for part in stage_memory(configured("algorithm.name=grpo"), SMALL, 2)["optimize"])
+
+
+def test_a_critic_doubles_what_the_optimize_stage_writes():
+    sapo, ppo = (configured("model.name=Qwen2.5-0.5B", f"algorithm.name={name}") for name in ("sapo", "ppo"))
+    assert disk_gib(ppo, "optimize", None) == 2 * disk_gib(sapo, "optimize", None)
+    first = disk_gib(ppo, "compute_advantages", None) - disk_gib(sapo, "compute_advantages", None)
+    assert first > 2 * 494_032_768 / 2**30  # the first critic in bf16, and one more number a token
+
+
 def test_the_buckets_and_subgroups_of_a_large_model():
     """A bucket on the CPU has 5e7 elements, on a GPU 2e8, twice where stage 2 overlaps; a step takes 1e9 at a time."""
     wide = replace(SMALL, vocabulary=2**28)  # 2^31 weights in the embedding alone
