@@ -52,6 +52,7 @@ def iteration_line(iteration: int, facts: Facts, manifests: Mapping[Name, Manife
         ("turns", "rollout/turns", ".1f"),
         ("invalid", "rollout/invalid_share", ".3f"),
         ("V ev", "sapo/explained_variance_v", ".2f"),
+        ("critic ev", "critic/explained_variance", ".2f"),
         ("kl", "sapo/approx_kl", ".4f"),
         ("entropy", "sapo/entropy", ".3f"),
     ]

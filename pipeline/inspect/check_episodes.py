@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.config import Config
 from pipeline.inspect.findings import Finding, found, from_message
-from pipeline.inspect.reading import Run, complete_lines, decode_strictly, read_json
+from pipeline.inspect.reading import BASELINES, Run, complete_lines, decode_strictly, read_json
 from pipeline.inspect.scores import TokenTexts
 from pipeline.manifests import NAME, Manifest
 from runtime.records import RecordError, Trajectory, Turn
@@ -23,7 +23,6 @@ from runtime.weight_files import ModelFilesError, policy_fingerprint
 from runtime.weight_files import read_json as read_model_json
 
 CLOSE = 1e-9  # of sums of the same numbers
-BASELINES = "baseline-"  # prefix of the shards of episodes that an algorithm plays and does not train on
 GREEDY = 0.0
 
 

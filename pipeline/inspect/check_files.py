@@ -91,6 +91,14 @@ def policy_folders(run: Run) -> dict[str, Path]:
     return folders | ({EXPORT: run.paths.export} if (EXPORT, 0) in run.manifests else {})
 
 
+def critic_folders(run: Run) -> list[Path]:
+    """Likewise those of critics, by what the manifests list."""
+    makers = [(name, one) for name, one in run.manifests.items() if name[0] in ("compute_advantages", "optimize")]
+    parts = {run.paths.stage(*name) / file.split("/")[0] for name, one in makers for file in one.outputs
+             if "critic/" in file and not file.startswith(one.removed)}  # fmt: skip
+    return sorted(parts)
+
+
 def check_policies(run: Run, settings: Config) -> Iterator[Finding]:
     """Weights: whole, finite, of the vocabulary's size; and the same two value tokens all over the run."""
     first: ValueTokens | None = None
@@ -108,6 +116,11 @@ def check_policies(run: Run, settings: Config) -> Iterator[Finding]:
         if readout != (settings.value.r_max, settings.value.temperature):
             yield found(run, folder / "value_tokens.json", f"r_max, temperature {readout} are not those of config.yaml")
         yield from _check_tensors(run, folder, files)
+    for folder in critic_folders(run):
+        try:
+            yield from _check_tensors(run, folder, read_weights(folder))
+        except (ModelFilesError, OSError) as fault:
+            yield from_message(run, folder, fault)
     yield from _check_export(run)
 
 

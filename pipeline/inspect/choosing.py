@@ -66,6 +66,8 @@ def parse_numbers(text: str, available: list[int], what: str) -> list[int]:
 def find_episode(run: Run, address: str) -> Episode:
     """The episode behind an address ITERATION:TASK; a part of the task id will do where it fits one task only.
 
+    TASK#2 is sample 2 of the task, where it was played several times; without a number it is the first.
+
     Raises:
         RunError: not an address, no such iteration, no such task (names those that are near), or several fit.
     """
@@ -86,6 +88,10 @@ def find_episode(run: Run, address: str) -> Episode:
         names[one.task_id] = None
         if task in one.task_id and one.task_id not in (part.trajectory.task_id for part in parts):
             parts.append(episode)
+    if "#" in task and not evaluated:
+        for episode in run.baselines(number):
+            if task == episode.trajectory.key:
+                return episode
     if len(parts) == 1:
         return parts[0]
     if parts:

@@ -31,6 +31,7 @@ CURVES = (  # what is drawn small: label, metric, digits
     ("approx_kl", "sapo/approx_kl", 5),
     ("V explained", "sapo/explained_variance_v", 2),
     ("Q explained", "sapo/explained_variance_q", 2),
+    ("critic explained", "critic/explained_variance", 2),
 )
 EVALUATIONS_SHOWN = 5  # the first and the newest
 ERRORS_SHOWN = 3
@@ -76,7 +77,7 @@ def _state(run: Run) -> str:
     if step.stage in ("collect_rollouts", "evaluate"):
         folder = run.paths.stage(step.stage, step.iteration)
         episodes = sum(_count_lines(path) for path in folder.glob("*" + SHARD_PATTERN))
-        wanted = f" of {run.setting('rollout', 'tasks')}" if step.stage == "collect_rollouts" else ""
+        wanted = f" of {run.setting('rollout', 'trajectories')}" if step.stage == "collect_rollouts" else ""
         return f"{who}; {'at' if pid is not None else 'next'} {at}, {episodes}{wanted} episodes played"
     return f"{who}; {'at' if pid is not None else 'next'} {at}"
 

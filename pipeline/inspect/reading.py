@@ -24,6 +24,7 @@ from runtime.records import RecordError, Targets, Trajectory, from_json
 from runtime.shards import SHARD_PATTERN
 
 Name = tuple[str, int]  # (stage, iteration)
+BASELINES = "baseline-"  # prefix of the shards of episodes that an algorithm plays and does not train on
 
 
 class _Keyed(msgspec.Struct):
@@ -112,6 +113,10 @@ class Run:
             for one in _stream(self.paths.rollouts(iteration), "", self.damage):
                 place = places.get(one.key)
                 yield Episode(one, None if place is None else _read_targets(file, place))
+
+    def baselines(self, iteration: int) -> Iterator[Episode]:
+        """What an iteration played besides and did not train on: greedy episodes, or continuations of others."""
+        yield from (Episode(one) for one in _stream(self.paths.rollouts(iteration), BASELINES, self.damage))
 
     def evaluation_episodes(self, iteration: int) -> Iterator[Episode]:
         """The episodes of an evaluation, all splits and temperatures."""

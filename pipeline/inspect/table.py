@@ -218,8 +218,9 @@ def _print_table(rows: list[Summary], num_seen: int, console: Console) -> None:
     for name in ("won", "turns", "return", "invalid", "V0", "drop", "at", "surprise"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
+        key = f"{row.task_id}#{row.sample}" if row.sample else row.task_id
         table.add_row(
-            printable(f"{row.iteration}:{row.task_id}", 200), printable(row.task_type, 80), row.status,
+            printable(f"{row.iteration}:{key}", 200), printable(row.task_type, 80), row.status,
             "yes" if row.success else "no", str(row.turns), number(row.return_), str(row.invalid),
             number(row.first_value), number(row.value_drop), "-" if row.drop_turn is None else str(row.drop_turn),
             number(row.surprise, sign=True), style="" if row.success else "dim" if row.status == "error" else "yellow",

@@ -84,8 +84,10 @@ class View:
         ]
         if one.error:
             lines.append(Text(printable(f"error: {one.error}", self.limit, lines=True), style="red"))
-        if self.targets is not None and self.targets.values:
+        if self.targets is not None:
             for label, series in (("V", self.targets.values), ("Q", self.targets.q_values)):
+                if not series:
+                    continue
                 low, high = min(series), max(series)
                 lines.append(Text(f"{label} {sparkline(series, low, high)}  {low:.2f} to {high:.2f}"))
         lines.append(Text(f"tokens shaded by {self.shade}: {SHADES[self.shade][0]}", style="dim"))
@@ -111,9 +113,10 @@ class View:
         """The line above a turn. Example: `turn 3  V 4.12  Q 3.90  advantage +0.52  return 4.60  entropy 0.31`"""
         targets, turn = self.targets, self.turns[index]
         parts = [f"turn {index}"]
-        if targets is not None and index < len(targets.values):
-            parts += [f"V {targets.values[index]:.2f}", f"Q {targets.q_values[index]:.2f}"]
-            parts += [f"advantage {targets.advantages[index]:+.2f}", f"return {targets.returns[index]:.2f}"]
+        if targets is not None and index < len(targets.advantages):
+            shown = {"V": (targets.values, ".2f"), "Q": (targets.q_values, ".2f"),
+                     "advantage": (targets.advantages, "+.2f"), "return": (targets.returns, ".2f")}  # fmt: skip
+            parts += [f"{name} {series[index]:{form}}" for name, (series, form) in shown.items() if series]
         entropies = self.scores[index].entropies if self.scores else None
         if entropies:
             parts.append(f"entropy {sum(entropies) / len(entropies):.2f}")

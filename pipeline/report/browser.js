@@ -139,11 +139,11 @@ function episode(one) {
   ].filter(Boolean);
 }
 
-// V, Q and the lambda-return over the turns; a cross at the foot is an invalid action. Without V: the rewards.
+// V, Q and the lambda-return over the turns, as far as the algorithm has them; a cross at the foot is an invalid action. Without V: the rewards.
 function along(one, turns) {
   const xs = one.valid.map((_, t) => t);
   const series = one.values ? [
-    { name: "V before", y: one.values, color: 0 }, { name: "Q after", y: one.q_values, color: 1 },
+    { name: "V before", y: one.values, color: 0 }, ...(one.q_values ? [{ name: "Q after", y: one.q_values, color: 1 }] : []),
     { name: "λ-return", y: one.returns, color: 9, dashed: true },
   ] : [{ name: "reward", y: one.rewards, color: 2 }];
   const readout = make("div", { class: "readout" });
@@ -172,8 +172,8 @@ function along(one, turns) {
 function turn(one, t) {
   const [observation, response, action] = one.texts.slice(1 + 3 * t, 4 + 3 * t);
   const fact = (name, value) => make("span", {}, `${name} `, make("b", {}, value));
-  const known = one.values ? [fact("V", number(one.values[t])), fact("Q", number(one.q_values[t])),
-    fact("advantage", number(one.advantages[t])), fact("λ-return", number(one.returns[t]))] : [];
+  const known = [["V", one.values], ["Q", one.q_values], ["advantage", one.advantages], ["λ-return", one.returns]]
+    .filter(([, series]) => series).map(([name, series]) => fact(name, number(series[t])));
   const actions = one.lists[t] === null ? null : lists[one.lists[t]];
   const kind = one.valid[t] ? (one.rewards[t] > 0 ? " paid" : "") : " wrong";
   return make("div", { class: `turn${kind}` }, make("div", { class: "index" }, String(t)),

@@ -29,7 +29,7 @@ class Bin:
 
 
 def calibrate(episodes: Sequence[Pairs], readout: str) -> list[Bin]:
-    """Bins of nearly equal numbers of turns, by readout; equal readouts are never parted.
+    """Bins of nearly equal numbers of turns, by readout; equal readouts are never parted. None without that readout.
 
     The turns of one episode share its outcome, so the interval of a bin's mean return takes episodes, not turns, as
     independent.
@@ -37,6 +37,7 @@ def calibrate(episodes: Sequence[Pairs], readout: str) -> list[Bin]:
     Args:
         readout: "values" or "q_values".
     """
+    episodes = [one for one in episodes if len(getattr(one, readout))]
     if not episodes:
         return []
     predicted = np.concatenate([np.asarray(getattr(one, readout)) for one in episodes])

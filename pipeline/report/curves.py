@@ -91,13 +91,17 @@ def learning_panels(run: Run, width: int) -> list[Panel]:
 
     return [
         panel("learning", "Policy loss", "Eq. 8", {"policy": "sapo/policy_loss"}),
-        panel("learning", "Value losses", "Eq. 10, 11", {"V": "sapo/value_loss", "Q": "sapo/q_loss"}),
+        panel("learning", "Value losses", "Eq. 10, 11",
+              {"V": "sapo/value_loss", "Q": "sapo/q_loss", "critic": "critic/loss"}),
         panel("learning", "approx_kl", "nats a token", {"kl": "sapo/approx_kl"}),
         panel("learning", "Clipped ratios", "share of tokens", {"clipped": "sapo/clip_fraction"}, share=True),
         panel("learning", "Entropy", "nats a token", {"entropy": "sapo/entropy"}),
-        panel("learning", "Gradient norm", "before clipping", {"norm": "sapo/grad_norm"}),
+        panel("learning", "Gradient norm", "before clipping",
+              {"norm": "sapo/grad_norm", "critic": "critic/grad_norm"}),
         panel("critic", "Explained variance", "of the discounted returns",
               of_readouts("explained_variance", "_plain"), floor=-1.0),
+        panel("critic", "The critic's explained variance", "of the λ-returns, while it is trained",
+              {"critic": "critic/explained_variance"}, floor=-1.0),
         panel("critic", "Correlation", "with the discounted returns", of_readouts("correlation", "_plain")),
         panel("critic", "Saturated readouts", "share of turns at ±R_max", of_readouts("saturated"), share=True),
     ]  # fmt: skip

@@ -98,9 +98,10 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 def calibration_figure(calibration: Mapping[str, Any]) -> Figure:
     """V above Q, one column for each part of the run."""
     parts = calibration["parts"]
-    figure = Figure(figsize=(WIDTH, 2 * ROW), layout="constrained")
-    grid = figure.subplots(2, len(parts), sharex=True, sharey=True, squeeze=False)
-    for row, name in enumerate(("V", "Q")):
+    names = [name for name in ("V", "Q") if any(part[name] for part in parts)]
+    figure = Figure(figsize=(WIDTH, len(names) * ROW), layout="constrained")
+    grid = figure.subplots(len(names), len(parts), sharex=True, sharey=True, squeeze=False)
+    for row, name in enumerate(names):
         for axes, part in zip(grid[row], parts, strict=True):
             bins = part[name]
             x, y = [one["predicted"] for one in bins], [one["returned"] for one in bins]

@@ -52,7 +52,7 @@ class Pairs:
     """One episode's readouts and what came: the discounted return from each turn on, reward units."""
 
     values: array
-    q_values: array
+    q_values: array  # empty where the values are a critic's
     returns: array
 
 
@@ -109,7 +109,7 @@ def gather(run: Run, sample: Sample, advance: Callable[[], None] = lambda: None)
             num_episodes += 1
             sums[iteration].add(episode.trajectory)
             sample.add(episode, "rollouts")
-            if episode.targets is not None and gamma is not None:
+            if episode.targets is not None and episode.targets.values and gamma is not None:
                 part_of[iteration].reservoir.add(pairs_of(episode.trajectory, episode.targets, gamma, scale))
         advance()
     for iteration in run.evaluations():

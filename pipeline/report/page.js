@@ -76,7 +76,7 @@ function calibration(place) {
     `Each point: a tenth of the turns, by what V or Q said; up: the mean discounted return (γ ${gamma}) that followed, with its `
     + "95 % interval over episodes. On the dashed line a readout is right on average; a flat row knows nothing."));
   const grid = make("div", { class: "panels square" });
-  for (const [index, name] of ["V", "Q"].entries()) for (const part of parts) {
+  for (const [index, name] of ["V", "Q"].entries()) for (const part of parts.filter((one) => one[name].length)) {
     const readout = make("div", { class: "readout muted" }, `${number(part.episodes)} of ${number(part.seen)} episodes`);
     const idle = readout.textContent;
     const chart = fitted(make("div"), (width) => {

@@ -62,7 +62,8 @@ def pack(episode: Episode, source: str) -> Packed:
     }
     if targets is not None:
         for name in ("values", "q_values", "advantages", "returns"):
-            facts[name] = [compact(x) for x in getattr(targets, name)]
+            if getattr(targets, name):  # what the algorithm does not have is not there
+                facts[name] = [compact(x) for x in getattr(targets, name)]
     texts = [one.goal]
     for turn in turns:
         texts += [turn.observation, turn.response, turn.action]

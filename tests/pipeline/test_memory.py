@@ -119,7 +119,7 @@ def test_on_a_gpu_the_engine_of_zero_3_is_in_host_memory_while_others_work():
 
 
 def test_a_critic_by_hand():
-    """The decoder without an output matrix: SMALL is tied, so 1272 of its own weights; its engine, gradients, replica."""
+    """The decoder without an output matrix (SMALL is tied: 1272 weights): its engine, gradients and replica."""
     small = ("model.dtype=bfloat16", "optimize.zero_stage=3", "algorithm.name=ppo")
     memory = stage_memory(configured(*small), SMALL, ranks=2)
     engine = {
