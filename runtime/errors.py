@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def append_error(
 ) -> None:
     """Add one line: a failure that stopped the run or, not `stopped`, one that it went on after.
 
-    Several ranks may add lines at once: each is one write to the end of the file.
+    Several ranks may add lines at once: each is one write to the end of the file. Behind what a full disk has torn it
+    begins a line of its own.
 
     Args:
         rank: None where it is not known.
@@ -40,5 +42,8 @@ def append_error(
         "message": message,
         "lines": lines.splitlines()[-LAST_LINES:],
     }
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    with open(path, "a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        torn = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * torn + json.dumps(entry).encode("ascii") + b"\n")

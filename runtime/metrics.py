@@ -6,6 +6,7 @@ The manifests hold the same numbers, so a line lost by a kill is written again a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -55,7 +56,8 @@ class MetricsLog:
             self._writer.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a line that the disk did not take is written from its manifest next time
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 

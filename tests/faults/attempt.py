@@ -178,9 +178,15 @@ def make_read_only(folder: Path) -> None:
 
 
 def make_writable(folder: Path) -> None:
-    """Undo `make_read_only`."""
-    while os.path.ismount(folder):
+    """Undo `make_read_only`, however often it was done."""
+    for _ in range(_mounts().count(str(folder.resolve()))):
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _mounts() -> list[str]:
+    """Where something is mounted. (os.path.ismount does not see a folder that is mounted over itself.)"""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [line.split()[1].replace("\\040", " ") for line in lines]
 
 
 def may_mount(scratch: Path) -> bool:

@@ -159,7 +159,6 @@ def check_end(run_dir: Path, reference: Path) -> list[str]:
     lines = [(one["stage"], one["iteration"]) for one in _lines(run_dir / "metrics.jsonl")]
     if len(lines) != len(set(lines)) or set(lines) != set(read_manifests(RunPaths(run_dir))):
         faults.append(f"metrics.jsonl: {len(lines)} lines, of {len(set(lines))} steps")
-    list(_lines(run_dir / "errors.jsonl"))
     return faults
 
 

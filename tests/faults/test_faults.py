@@ -55,7 +55,7 @@ def test_what_a_disk_does_costs_nothing(scratch, library, uncut):
     shard = trial.run_dir / "iterations/0001/rollouts/rank-00000.jsonl"
     assert not shard.read_bytes().endswith(b"\n")
     before = trial.memory.num_trajectories
-    broken = strike(trial, "broken disk", Blow(Order(2, BROKEN, "checkpoints/0001/.policy")))
+    broken = strike(trial, "broken disk", Blow(Order(2, BROKEN, "checkpoints/0001/.policy", stays=True)))
     assert broken.outcome.code == 2 and "Input/output error; check the disk" in broken.message
     assert trial.memory.num_trajectories > before
     strike(trial, "torn engine state", Blow(Order(4, "tear 100", "checkpoints/0001/engine")))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.attempt import make_read_only, make_writable, may_mount
 from tests.faults.layer import Layer, Order, build, compiler
 from tests.faults.run import Memory, finished, lock_is_free, look
 
@@ -140,3 +141,15 @@ def test_a_lock_that_is_held_is_seen(tmp_path):
     with open(lock, "r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # a lock of our own is no other's
         assert lock_is_free(lock)
+
+
+def test_a_folder_can_be_made_read_only_and_writable_again(tmp_path):
+    if not may_mount(tmp_path / "probe"):
+        pytest.skip("this process may not mount anything")
+    make_read_only(tmp_path)
+    try:
+        with pytest.raises(OSError, match="Read-only file system"):
+            (tmp_path / "a").write_text("x")
+    finally:
+        make_writable(tmp_path)
+    (tmp_path / "a").write_text("x")

@@ -18,3 +18,13 @@ def test_errors_are_lines(tmp_path):
     }  # fmt: skip
     assert (second["stopped"], second["message"]) == (False, "größer \ud800")
     assert second["lines"] == ["x"] * (LAST_LINES - 1) + ["the end"]
+
+
+def test_a_torn_line_takes_no_other_with_it(tmp_path):
+    path = tmp_path / "errors.jsonl"
+    append_error(path, "optimize", 3, 1, "RunError", "first")
+    path.write_bytes(path.read_bytes() + b'{"time": "20')
+    append_error(path, "optimize", 3, 1, "RunError", "second")
+    first, torn, second = path.read_text().splitlines()
+    assert torn == '{"time": "20'
+    assert [json.loads(line)["message"] for line in (first, second)] == ["first", "second"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -30,6 +31,16 @@ def test_a_torn_last_line_is_dropped_and_the_next_one_is_whole(tmp_path, cut):
     log.write("optimize", 2, 1.0, {"a": 2.0})
     log.close()
     assert [(line["iteration"], line["a"]) for line in read_metrics(path)] == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_is_one_error_and_closing_is_none(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log._file.close()
+    log._file = open("/dev/full", "w")  # takes nothing, as a full disk
+    with pytest.raises(OSError, match="No space left on device"):
+        log.write("optimize", 1, 1.0, {"a": 1.0})
+    log.close()
 
 
 def test_lines_that_are_no_metrics_are_skipped(tmp_path):
