@@ -33,7 +33,7 @@ MACHINE_FAULTS = {  # what the operating system says no to, and what to do about
     errno.ENOTDIR: IN_THE_WAY,
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n), then start the same command again",
-    errno.EIO: "check the disk",
+    errno.EIO: "check the disk (dmesg), then start the same command again",
 }
 SMALLER = "lower optimize.microbatch_tokens, advantage.score_tokens or rollout.slots, or take a smaller model"
 # Libraries that write or allocate for us put these texts into exceptions of their own.

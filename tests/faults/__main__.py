@@ -31,7 +31,6 @@ KINDS_OF_RUN = (  # mode, ranks, iterations, weight
     ("stages", 1, 1, 1),
     ("stages", 2, 1, 1),
 )
-
 ASKED = (("SIGTERM", "command"), ("SIGINT", "command"))
 
 

@@ -169,9 +169,7 @@ def make_reference(run_dir: Path, library: Path, ranks: int, iterations: int = 2
     trial.prepare()
     attempt = trial.strike(Blow())
     if attempt.outcome.code != 0 or attempt.faults:
-        raise RuntimeError(
-            f"{run_dir}: an undisturbed run fails: {attempt.outcome.code} {attempt.faults} {attempt.message}"
-        )
+        raise RuntimeError(f"{run_dir}: an undisturbed run fails: {attempt.faults}; {attempt.message}")
     note.write_text(json.dumps(attempt.outcome.events))
     return attempt.outcome.events
 
