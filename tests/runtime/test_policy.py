@@ -112,7 +112,7 @@ def with_targets(rows: list[Row], model, seed: int = 0) -> list[Row]:
                 row,
                 old_logprobs=tuple(x + rng.gauss(0, 0.2) for x in out.logprobs.tolist()),
                 ref_logprobs=tuple(x + rng.gauss(0, 0.2) for x in out.logprobs.tolist()),
-                advantages=draw(),
+                advantages=draw(row.num_response_tokens),
                 old_values=draw(),
                 old_q_values=draw(),
                 returns=draw(),
