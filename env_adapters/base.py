@@ -101,7 +101,9 @@ class Adapter(Protocol):
 
     An adapter may also have `interchangeable_words`: groups of single words (lower case) that can be renamed into
     each other, the same way all over an episode, without changing what a good action is. The warm start of a tiny
-    model uses it (`warm_start.word_permutation`).
+    model uses it (`warm_start.word_permutation`). And `follow_up(observation) -> str`: the user message of a later turn
+    where the prompt is a transcript (`env.prompt_form=transcript`), which holds the task and the turns before; without
+    it that is `prompt(observation, (), turns_taken)`.
     """
 
     name: ClassVar[str]

@@ -94,8 +94,11 @@ class EnvConfig:
 
     name: str = "alfworld"  # a registered adapter or a dotted path pkg.mod:Class
     max_turns: int = 50  # turn limit; a trajectory cut there counts as terminal
-    history_length: int = 2  # past (observation, action) pairs in the prompt
-    prompt_tokens: int = 2048  # longest prompt; over it the oldest history goes first
+    # history: every turn's prompt is written anew with the last pairs (published). transcript: each turn adds its new
+    # observation to what was said before, one training row an episode
+    prompt_form: Literal["history", "transcript"] = "history"
+    history_length: int = 2  # past (observation, action) pairs in a prompt of the history form
+    prompt_tokens: int = 2048  # longest prompt; over it the oldest turns go first
     response_tokens: int = 512  # longest response, end-of-turn token included
     success_reward_scale: float = 1.0  # the adapter's rewards are multiplied by it
     options: Mapping[str, Any] = field(default_factory=dict)

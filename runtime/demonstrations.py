@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from env_adapters.base import Observation, PastTurn, Task
 from runtime.files import atomic_write_text
-from runtime.prompts import PromptRenderer, PromptTooLong
-from runtime.records import RecordError, Row
+from runtime.prompts import Prompt, PromptRenderer, PromptTooLong
+from runtime.records import RecordError, Row, Turn
+from runtime.rows import rows_of_turns
 from runtime.seeding import permutation
 from runtime.shards import read_jsonl
 
@@ -48,7 +49,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class DemonstrationRows:
-    """Rows of demonstrations, one a turn, and how many turns did not fit the token limits."""
+    """Rows of demonstrations, and how many turns did not fit the token limits."""
 
     rows: tuple[Row, ...]
     num_too_long: int
@@ -177,7 +178,7 @@ def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
 def demonstration_rows(
     demonstrations: Sequence[Demonstration], renderer: PromptRenderer, eos_id: int, response_tokens: int
 ) -> DemonstrationRows:
-    """One row an imitated turn: the prompt that a rollout would show, and the response with its end-of-turn token.
+    """Rows of the imitated turns: the prompts that a rollout would show, the responses with their end-of-turn token.
 
     Args:
         renderer: the one that rollouts use.
@@ -186,25 +187,56 @@ def demonstration_rows(
     """
     rows, num_too_long = [], 0
     for one in demonstrations:
-        history: list[PastTurn] = []
-        for index, (observation, action, imitated) in enumerate(
-            zip(one.observations, one.actions, one.imitated, strict=True)
-        ):
-            response = renderer.tokenizer.encode(renderer.adapter.response(action), add_special_tokens=False)
-            response_ids = (*response, eos_id)
-            try:
-                prompt_ids = renderer.render(observation, history, index)
-            except PromptTooLong:
-                prompt_ids = None
-            history.append(PastTurn(observation.text, action))
-            if not imitated:
-                continue
-            if prompt_ids is None or len(response_ids) > response_tokens:
-                num_too_long += 1
-                continue
-            span = (len(prompt_ids), len(prompt_ids) + len(response_ids))
-            rows.append(Row(one.task_id, index, input_ids=prompt_ids + response_ids, spans=(span,)))
+        turns, imitated = _as_turns(one, renderer, eos_id)
+        fits = [bool(turn.prompt_ids) and len(turn.response_ids) <= response_tokens for turn in turns]
+        fits += [False] * (len(imitated) - len(turns))
+        num_too_long += sum(good and not fit for good, fit in zip(imitated, fits, strict=True))
+        rows += _learned(rows_of_turns(one.task_id, turns), [a and b for a, b in zip(imitated, fits, strict=True)])
     return DemonstrationRows(tuple(rows), num_too_long)
+
+
+def _as_turns(one: Demonstration, renderer: PromptRenderer, eos_id: int) -> tuple[list[Turn], list[bool]]:
+    """The turns as a rollout would record them, and which are imitated.
+
+    A prompt that is too long is left empty, and ends a transcript.
+    """
+    turns: list[Turn] = []
+    history: list[PastTurn] = []
+    for observation, action in zip(one.observations, one.actions, strict=True):
+        response = renderer.adapter.response(action)
+        response_ids = (*renderer.tokenizer.encode(response, add_special_tokens=False), eos_id)
+        try:
+            prompt = renderer.next_prompt(observation, history, turns)
+        except PromptTooLong:
+            if renderer.transcript:
+                break
+            prompt = Prompt((), False)
+        history.append(PastTurn(observation.text, action))
+        turns.append(
+            Turn(
+                observation=observation.text,
+                admissible_actions=observation.admissible_actions,
+                prompt_ids=prompt.ids,
+                response=response,
+                response_ids=response_ids,
+                sampling_logprobs=(0.0,) * len(response_ids),
+                action=action,
+                valid=True,
+                reward=0.0,
+                generation_s=0.0,
+                environment_s=0.0,
+                continues=prompt.continues,
+            )
+        )
+    return turns, list(one.imitated)
+
+
+def _learned(rows: Sequence[Row], wanted: Sequence[bool]) -> Iterator[Row]:
+    """The rows with the spans of the wanted turns only, cut behind the last of them; none where there is none."""
+    for row in rows:
+        spans = tuple(span for turn, span in enumerate(row.spans, row.turn_index) if wanted[turn])
+        if spans:
+            yield replace(row, input_ids=row.input_ids[: spans[-1][1]], spans=spans)
 
 
 def interchangeable_ids(tokenizer: Any, groups: Sequence[Sequence[str]]) -> list[np.ndarray]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -28,14 +30,22 @@ class Microbatch:
 
 
 def plan_minibatches(
-    num_rows: int, minibatch_size: int, run_seed: int, iteration: int, epoch: int
+    row_turns: Sequence[int], minibatch_size: int, run_seed: int, iteration: int, epoch: int
 ) -> list[tuple[int, ...]]:
-    """The rows of each optimizer step: a seeded permutation cut into max(1, round(num_rows / minibatch_size))
-    parts whose sizes differ by one at most."""
-    order = permutation(run_seed, "minibatches", iteration, epoch, n=num_rows).tolist()
-    num_parts = max(1, min(num_rows, round(num_rows / minibatch_size)))
-    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
-    return [tuple(order[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    """The rows of each optimizer step: a seeded permutation cut into max(1, round(turns / minibatch_size)) parts.
+
+    Parts have as many turns as whole rows allow: where every row is one turn, numbers that differ by one at most.
+
+    Args:
+        row_turns: turns of each row, >= 1.
+    """
+    order = permutation(run_seed, "minibatches", iteration, epoch, n=len(row_turns)).tolist()
+    reached = list(accumulate(row_turns[row] for row in order))
+    total = reached[-1] if reached else 0
+    num_parts = max(1, min(len(row_turns), round(total / minibatch_size)))
+    bounds = [bisect_right(reached, total * part // num_parts) for part in range(num_parts + 1)]
+    parts = (tuple(order[start:end]) for start, end in zip(bounds, bounds[1:], strict=False))
+    return [part for part in parts if part]
 
 
 def plan_microbatches(lengths: Sequence[int], token_budget: int, num_ranks: int) -> list[list[Microbatch]]:

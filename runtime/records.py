@@ -44,6 +44,7 @@ class Turn:
     environment_s: float
     terminated: bool = False  # the episode ended by itself after this turn: the last one's alone can be
     truncated: bool = False  # it was cut after this turn, which was the last one allowed
+    continues: bool = False  # the turn before and its response were read before it: prompt_ids are what is new
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,18 @@ def _check_scalars(record: Trajectory | Turn, where: str) -> None:
 
 def _check(trajectory: Trajectory, where: str) -> None:
     _check_scalars(trajectory, where)
+    if not isinstance(trajectory.task, dict):
+        raise RecordError(f"{where}: task is no object; delete the line to replay it")
     if trajectory.status not in STATUSES:
-        raise RecordError(f"{where}: status {trajectory.status!r} is none of {', '.join(STATUSES)}; delete the line to replay it")
+        known = ", ".join(STATUSES)
+        raise RecordError(f"{where}: status {trajectory.status!r} is none of {known}; delete the line to replay it")
     if trajectory.status != "error" and not trajectory.turns:
         raise RecordError(f"{where}: a {trajectory.status} trajectory without turns; delete the line to replay it")
     for index, turn in enumerate(trajectory.turns):
         _check_scalars(turn, f"{where}: turn {index}")
         ids = turn.prompt_ids + turn.response_ids
+        if turn.continues and index == 0:
+            raise RecordError(f"{where}: turn 0 continues a turn before it; delete the line to replay it")
         if not turn.prompt_ids or not turn.response_ids or set(map(type, ids)) != {int} or min(ids) < 0:
             raise RecordError(f"{where}: turn {index}: prompt_ids and response_ids must be non-empty lists of ids")
         if len(turn.sampling_logprobs) != len(turn.response_ids):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from env_adapters.base import Observation, PastTurn, StepResult, Task
 from runtime.environment_pool import EnvironmentPool, EnvironmentPoolError, Reply
 from runtime.generation import Completion, Generator, Request
-from runtime.prompts import PromptRenderer, PromptTooLong
+from runtime.prompts import Prompt, PromptRenderer, PromptTooLong, context_ids
 from runtime.records import Trajectory, Turn
 from runtime.seeding import Name, trajectory_seed, uniforms
 
@@ -75,7 +75,7 @@ class _Episode:
     observation: Observation | None = None
     history: list[PastTurn] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] = ()
+    prompt: Prompt | None = None
     response: str = ""
     completion: Completion | None = None
     score: float = 0.0
@@ -208,7 +208,7 @@ class _Sweep:
                 self.pool.step(slot, again.response)
             return
         try:
-            episode.prompt_ids = self.renderer.render(observation, episode.history, turn)
+            episode.prompt = self.renderer.next_prompt(observation, episode.history, episode.turns)
         except PromptTooLong as fault:
             self._finish(slot, "error", False, str(fault))
             return
@@ -221,7 +221,9 @@ class _Sweep:
             turn,
             self.generator.max_response,
         )
-        self.generator.submit(Request((slot, episode), episode.prompt_ids, numbers))
+        context = context_ids(episode.turns) if episode.prompt.continues else ()
+        conversation = slot if self.renderer.transcript else None
+        self.generator.submit(Request((slot, episode), context + episode.prompt.ids, numbers, conversation))
 
     def _on_completion(self, completion: Completion) -> None:
         slot, episode = completion.key
@@ -246,7 +248,7 @@ class _Sweep:
             or Turn(
                 observation=before.text,
                 admissible_actions=None if actions is None else tuple(actions),
-                prompt_ids=episode.prompt_ids,
+                prompt_ids=episode.prompt.ids,
                 response=episode.response,
                 response_ids=completion.response_ids,
                 sampling_logprobs=completion.sampling_logprobs,
@@ -257,6 +259,7 @@ class _Sweep:
                 environment_s=seconds,
                 terminated=bool(result.terminated),
                 truncated=not result.terminated and len(episode.turns) + 1 >= self.settings.max_turns,
+                continues=episode.prompt.continues,
             )
         )
 
@@ -272,6 +275,7 @@ class _Sweep:
     def _finish(self, slot: int, status: str, success: bool, error: str | None = None) -> None:
         episode = self.live.pop(slot)
         self.pool.release(slot)
+        self.generator.forget(slot)
         if error is not None:
             self.errors.append(f"task {episode.task.task_id}: {error}")
         self.finished.append(_trajectory(episode, self.settings, self.generator.temperature, status, success, error))

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from runtime.files import atomic_path
 from runtime.microbatches import plan_microbatches, token_batch
 from runtime.records import RecordError, Scores, Trajectory
-from runtime.rows import turn_rows
+from runtime.rows import plain_rows
 from runtime.value_readout import readout
 
 if TYPE_CHECKING:
@@ -88,35 +88,28 @@ def score_trajectories(
     Returns:
         Scores by trajectory key, values in reward units.
     """
-    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
-    logprobs: list[list[float]] = [[] for _ in rows]
-    entropies: list[list[float]] = [[] for _ in rows]
-    values, q_values = [0.0] * len(rows), [0.0] * len(rows)
+    rows = [plain_rows(trajectory) for trajectory in trajectories]
+    flat = [row for own in rows for row in own]
+    found: list[tuple[list[float], ...]] = [((), (), (), ())] * len(flat)
     tokens = policy.value_tokens
-    for microbatch in plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]:
-        chosen = [rows[index] for index in microbatch.rows]
+    for microbatch in plan_microbatches([len(row.input_ids) for row in flat], token_budget, 1)[0]:
+        chosen = [flat[index] for index in microbatch.rows]
         output = policy(token_batch(chosen).to(device))
-        lengths = [row.num_response_tokens for row in chosen]
-        token_parts = zip(output.logprobs.cpu().split(lengths), output.entropies.cpu().split(lengths), strict=True)
-        v = readout(output.value_margins, tokens.r_max, tokens.temperature).tolist()
-        q = readout(output.q_margins, tokens.r_max, tokens.temperature).tolist()
-        for index, (part, entropy), value, q_value in zip(microbatch.rows, token_parts, v, q, strict=True):
-            logprobs[index], entropies[index] = part.tolist(), entropy.tolist()
-            values[index], q_values[index] = value, q_value
+        v = readout(output.value_margins, tokens.r_max, tokens.temperature)
+        q = readout(output.q_margins, tokens.r_max, tokens.temperature)
+        num_tokens, num_turns = [row.num_response_tokens for row in chosen], [len(row.spans) for row in chosen]
+        series = ((output.logprobs, num_tokens), (output.entropies, num_tokens), (v, num_turns), (q, num_turns))
+        parts = [[part.tolist() for part in x.cpu().split(counts)] for x, counts in series]
+        for index, *own in zip(microbatch.rows, *parts, strict=True):
+            found[index] = tuple(own)
         if progress is not None:
-            progress(len(chosen))
+            progress(sum(num_turns))
     scores, start = {}, 0
-    for trajectory in trajectories:
-        end = start + len(trajectory.turns)
-        scores[trajectory.key] = Scores(
-            key=trajectory.key,
-            old_logprobs=tuple(x for part in logprobs[start:end] for x in part),
-            ref_logprobs=None,
-            values=tuple(values[start:end]),
-            q_values=tuple(q_values[start:end]),
-            entropies=tuple(x for part in entropies[start:end] for x in part),
-        )
-        start = end
+    for trajectory, own in zip(trajectories, rows, strict=True):
+        parts = found[start : start + len(own)]
+        start += len(own)
+        logprobs, entropies, values, q_values = (tuple(x for row in parts for x in row[i]) for i in range(4))
+        scores[trajectory.key] = Scores(trajectory.key, logprobs, None, values, q_values, entropies)
     return scores
 
 
@@ -132,21 +125,21 @@ def critic_values(
 
     Args: as in `score_trajectories`.
     """
-    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
-    parts: list[list[float]] = [[] for _ in rows]
-    for microbatch in plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]:
-        chosen = [rows[index] for index in microbatch.rows]
+    rows = [plain_rows(trajectory) for trajectory in trajectories]
+    flat = [row for own in rows for row in own]
+    found: list[list[float]] = [[]] * len(flat)
+    for microbatch in plan_microbatches([len(row.input_ids) for row in flat], token_budget, 1)[0]:
+        chosen = [flat[index] for index in microbatch.rows]
         values = critic(token_batch(chosen).to(device), by_token=True).cpu()
         for index, part in zip(microbatch.rows, values.split([row.num_response_tokens for row in chosen]), strict=True):
-            parts[index] = part.tolist()
+            found[index] = part.tolist()
         if progress is not None:
-            progress(len(chosen))
-    found, start = {}, 0
-    for trajectory in trajectories:
-        end = start + len(trajectory.turns)
-        found[trajectory.key] = tuple(x for part in parts[start:end] for x in part)
-        start = end
-    return found
+            progress(sum(len(row.spans) for row in chosen))
+    by_key, start = {}, 0
+    for trajectory, own in zip(trajectories, rows, strict=True):
+        by_key[trajectory.key] = tuple(x for part in found[start : start + len(own)] for x in part)
+        start += len(own)
+    return by_key
 
 
 def value_token_probability(
@@ -156,7 +149,7 @@ def value_token_probability(
 
     0 without trajectories.
     """
-    rows = [row for trajectory in trajectories for row in turn_rows(trajectory)]
+    rows = [row for trajectory in trajectories for row in plain_rows(trajectory)]
     microbatches = plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]
     if not microbatches:
         return 0.0

@@ -63,15 +63,16 @@ def run(context: Context) -> StageResult:
     loaded = time.perf_counter()
 
     tally, critic_tally = Tally(), CriticTally()
-    bar = context.progress(config.epochs * len(rows), "optimize", "turn")
+    row_turns = [len(row.spans) for row in rows]
+    bar = context.progress(config.epochs * sum(row_turns), "optimize", "turn")
     for epoch in range(config.epochs if rows else 0):
-        for minibatch in plan_minibatches(len(rows), config.minibatch_size, context.config.run.seed, i, epoch):
+        for minibatch in plan_minibatches(row_turns, config.minibatch_size, context.config.run.seed, i, epoch):
             chosen = [rows[index] for index in minibatch]
             if critic is not None:
                 rate = step_rate(context, critic.num_updates, algorithm.critic_learning_rate or config.learning_rate)
                 critic_step(context, critic, chosen, rate, critic_tally)
             optimizer_step(context, engine, chosen, tally, algorithm.clip_high or config.clip_high)
-            bar.update(len(minibatch))
+            bar.update(sum(row_turns[index] for index in minibatch))
     bar.close()
     trained = time.perf_counter()
 
@@ -93,7 +94,7 @@ def run(context: Context) -> StageResult:
         seconds |= {"critic_s": critic_tally.seconds, "critic_save_s": time.perf_counter() - exported}
     num_tokens = config.epochs * sum(len(row.input_ids) for row in rows)
     counts = {
-        "turns": len(rows),
+        "turns": sum(row_turns),
         "trained_tokens": num_tokens,
         "updates": engine.num_updates - updates_before,
         "skipped_steps": engine.skipped_steps - skipped_before,

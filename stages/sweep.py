@@ -148,6 +148,7 @@ def _play_own(
         config.env.history_length,
         config.env.prompt_tokens,
         config.model.chat_template,
+        transcript=config.env.prompt_form == "transcript",
     )
     settings = PlaySettings(
         run_seed=config.run.seed,

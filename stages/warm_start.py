@@ -67,11 +67,13 @@ def run(context: Context) -> StageResult:
     groups = getattr(context.adapter, "interchangeable_words", ()) if config.word_permutation else ()
     word_ids = interchangeable_ids(tokenizer, groups)
     engine = policy_engine(context, context.paths.model, temperature=1.0)  # an optimizer of its own
-    steps = num_steps(len(split.train), config.batch_size, config.epochs)
+    num_turns = sum(len(row.spans) for row in split.train)
+    steps = num_steps(num_turns, config.batch_size, config.epochs)
+    batch_rows = max(1, round(config.batch_size * len(split.train) / num_turns))
     bar = context.progress(steps, "warm start", "step")
     loss = math.nan
     for step in range(steps):
-        chosen = batch_at(step, len(split.train), config.batch_size, context.config.run.seed)
+        chosen = batch_at(step, len(split.train), batch_rows, context.config.run.seed)
         rows = [rename_words(split.train[i], word_ids, context.config.run.seed, epoch) for epoch, i in chosen]
         rate = learning_rate_at(step, config.learning_rate, config.warmup_steps)
         loss = train_step(context, engine, rows, rate * cosine(step, steps))
@@ -123,7 +125,12 @@ def read_split(context: Context, tokenizer, path: Path) -> tuple[Split, dict[str
     """Rows of the demonstrations, the last of a seeded order held out; and the counts for the manifest."""
     env = context.config.env
     renderer = PromptRenderer(
-        tokenizer, context.adapter, env.history_length, env.prompt_tokens, context.config.model.chat_template
+        tokenizer,
+        context.adapter,
+        env.history_length,
+        env.prompt_tokens,
+        context.config.model.chat_template,
+        transcript=env.prompt_form == "transcript",
     )
     demonstrations = read_demonstrations(path)
     made = demonstration_rows(demonstrations, renderer, tokenizer.eos_token_id, env.response_tokens)
@@ -140,8 +147,8 @@ def read_split(context: Context, tokenizer, path: Path) -> tuple[Split, dict[str
         )
     counts = {
         "demonstrations": len(demonstrations),
-        "turns": len(split.train),
-        "dev_turns": len(split.dev),
+        "turns": sum(len(row.spans) for row in split.train),
+        "dev_turns": sum(len(row.spans) for row in split.dev),
         "turns_too_long": made.num_too_long,
         "tokens": sum(len(row.input_ids) for row in split.train),
     }

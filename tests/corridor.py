@@ -98,6 +98,15 @@ class CorridorAdapter:
         return {"engine": "corridor 1", "rooms": self.options.rooms, "tasks": self.options.tasks}
 
 
+class SpokenCorridorAdapter(CorridorAdapter):
+    """With short messages for the later turns of a transcript."""
+
+    name = "spoken-corridor"
+
+    def follow_up(self, observation: Observation) -> str:
+        return f"; {observation.text} ?"
+
+
 class FaultyCorridor(Corridor):
     """Does what the task's payload says: {"fault": which, "at": turn, "marker": file}; which as in `_fault`.
 

@@ -184,6 +184,12 @@ class AlfworldAdapter:
         form = prompts.compact if self.prompt_form == "compact" else prompts.published
         return form(observation, history, turns_taken)
 
+    def follow_up(self, observation: Observation) -> str:
+        """The user message of a later turn of a transcript."""
+        if self.prompt_form == "compact":
+            return f" ; now {prompts.brief(observation.text)}"
+        return f"Your current observation is: {observation.text}"
+
     def response(self, action: str) -> str:
         return format_response(action)
 

@@ -156,6 +156,12 @@ class WebshopAdapter:
         form = prompts.compact if self.options.prompt == "compact" else prompts.published
         return form(observation, history, turns_taken)
 
+    def follow_up(self, observation: Observation) -> str:
+        """The user message of a later turn of a transcript."""
+        if self.options.prompt == "compact":
+            return f" ; now {observation.text}"
+        return f"Your current observation is: {prompts.without_goal(observation.text, observation.goal)}"
+
     def response(self, action: str) -> str:
         return format_response(action)
 

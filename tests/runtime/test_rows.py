@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.records import RecordError, Scores, Targets
-from runtime.rows import make_rows, turn_rows
+from runtime.rows import make_rows, plain_rows
 from tests.trajectories import trajectory
 
 
@@ -59,5 +59,5 @@ def test_scores_that_do_not_fit_are_refused():
 
 
 def test_a_scoring_row_has_no_numbers():
-    (row,) = turn_rows(trajectory("a", 1))
+    (row,) = plain_rows(trajectory("a", 1))
     assert row.old_logprobs == () and row.advantages == () and row.ref_logprobs is None

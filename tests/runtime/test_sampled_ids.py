@@ -7,7 +7,7 @@ from runtime.environment_pool import EnvironmentPool
 from runtime.microbatches import token_batch
 from runtime.prompts import PromptRenderer
 from runtime.rollouts import Play, PlaySettings, play
-from runtime.rows import turn_rows
+from runtime.rows import plain_rows
 from tests.corridor import CorridorAdapter
 from tests.corridor_policy import make_generator, make_model, make_tokenizer
 
@@ -35,7 +35,7 @@ def test_stored_ids_and_trained_ids_are_the_generators():
     assert sum(len(one.turns) for one in trajectories) == len(completions) > 12
     differ = 0
     for one in trajectories:
-        for index, (turn, row) in enumerate(zip(one.turns, turn_rows(one), strict=True)):
+        for index, (turn, row) in enumerate(zip(one.turns, plain_rows(one), strict=True)):
             sampled = completions[one.task_id, index]
             assert turn.response_ids == sampled.response_ids
             assert turn.sampling_logprobs == sampled.sampling_logprobs

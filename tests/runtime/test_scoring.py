@@ -8,7 +8,7 @@ import torch
 
 from runtime.microbatches import token_batch
 from runtime.records import RecordError
-from runtime.rows import turn_rows
+from runtime.rows import plain_rows
 from runtime.scoring import (
     check_ids,
     deal_trajectories,
@@ -31,7 +31,7 @@ def test_scores_are_those_of_each_turn_alone(token_budget):
     assert sum(done) == 9 and list(scores) == ["a#0", "b#0", "c#0"]
     for one in trajectories:
         logprobs, entropies, values, q_values = [], [], [], []
-        for row in turn_rows(one):
+        for row in plain_rows(one):
             with torch.no_grad():
                 output = model(token_batch([row]))
             logprobs += output.logprobs.tolist()
@@ -107,7 +107,7 @@ def test_the_probability_of_the_value_tokens_is_measured():
     model, trajectories = policy(temperature=0.6), [trajectory("a", 3), trajectory("b", 1)]
     assert value_token_probability(model, trajectories, 1000, "cpu") == 0.0
     assert value_token_probability(model, [], 1000, "cpu") == 0.0
-    rows = [row for one in trajectories for row in turn_rows(one)]
+    rows = [row for one in trajectories for row in plain_rows(one)]
     batch = token_batch(rows)
     with torch.no_grad():
         logits = model.causal_lm(input_ids=batch.input_ids).logits[:, :-1][batch.response_mask[:, 1:]]

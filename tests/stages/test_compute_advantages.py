@@ -12,7 +12,7 @@ from runtime.distributed import Distributed
 from runtime.model import load_policy
 from runtime.progress import Progress
 from runtime.records import RecordError, Trajectory
-from runtime.rows import turn_rows
+from runtime.rows import plain_rows
 from runtime.scoring import read_scores, score_trajectories, scores_path, write_scores
 from runtime.shards import ShardWriter, read_targets, shard_path
 from runtime.weight_files import policy_fingerprint
@@ -94,7 +94,7 @@ def test_scores_targets_and_metrics(prepared):
         assert one.values == scores[one.key].values
     assert result.counts["trajectories"] == 3 and result.counts["errors"] == 1 and result.counts["turns"] == 9
     assert result.counts["response_tokens"] == sum(
-        row.num_response_tokens for one in trajectories for row in turn_rows(one)
+        row.num_response_tokens for one in trajectories for row in plain_rows(one)
     )
     gaps = [
         abs(a - b)

@@ -44,7 +44,7 @@ def test_the_step_with_a_bad_turn_is_skipped_and_its_turns_are_listed(root, foun
     assert (counts["updates"], counts["skipped_steps"]) == (1, 1)
     assert all(math.isfinite(value) for value in metrics.values())
     (line,) = skipped_lines(root, run)
-    steps = plan_minibatches(sum(TURNS[1]), 8, 5, 1, 0)
+    steps = plan_minibatches([1] * sum(TURNS[1]), 8, 5, 1, 0)
     bad = next(step for step in steps if 0 in step)
     assert sum(map(len, line["turns"].values())) == len(bad)
     first = min(line["turns"])  # row 0 is the first turn of the first trajectory
