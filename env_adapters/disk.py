@@ -27,3 +27,8 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path that was read from a file stays below the folder it belongs to."""
+    return bool(name) and not name.startswith("/") and "\0" not in name and ".." not in name.split("/")

@@ -20,9 +20,10 @@ from env_adapters.alfworld.games import (
     GeneratedGames,
     RealGames,
     installed_logic,
+    read_manifest,
 )
 from env_adapters.alfworld.generate import GENERATOR_VERSION
-from env_adapters.alfworld.prepare import MANIFEST, prepare_games
+from env_adapters.alfworld.prepare import prepare_games
 from env_adapters.base import EnvironmentFault, Observation, PastTurn, StepResult, Task
 from env_adapters.responses import format_response, parse_response
 
@@ -39,7 +40,8 @@ class AlfworldOptions:
     source: Literal["auto", "real", "generated"] = "auto"  # auto: real games where they are found
     data_dir: str = ""  # holds json_2.1.1/; "" means $ALFWORLD_DATA, else ~/.cache/alfworld
     cache_dir: str = ""  # generated games and translations; "" means ~/.cache/sapo/alfworld
-    scene: Literal["tiny", "full"] = "tiny"  # of generated games: 5-6 receptacles, or realistic rooms
+    # of generated games: 4-5 receptacles; 8-9 and only tasks of several steps; realistic rooms
+    scene: Literal["tiny", "small", "full"] = "tiny"
     grammar: Literal["move", "put"] = "move"  # of generated games: text of 2.1.2 and later, or of 2.1.1
     train_games: int = 2000  # of generated games; real ones are all used
     warm_start_games: int = 1000  # for demonstrations, apart from train; of real games at most a third
@@ -67,7 +69,7 @@ class AlfworldOptions:
 
 _CHOICES = {
     "source": ("auto", "real", "generated"),
-    "scene": ("tiny", "full"),
+    "scene": ("tiny", "small", "full"),
     "grammar": ("move", "put"),
     "prompt": ("auto", "published", "compact"),
     "expert": ("auto", "searcher", "walkthrough"),
@@ -91,7 +93,7 @@ class AlfworldAdapter:
         self._cache_dir = Path(self.options.cache_dir or "~/.cache/sapo/alfworld").expanduser()
         self.source = self._choose_source()
         self._games: RealGames | GeneratedGames | None = None
-        compact_by_default = self.source == "generated" and self.options.scene == "tiny"
+        compact_by_default = self.source == "generated" and self.options.scene != "full"
         self.prompt_form = {"auto": "compact" if compact_by_default else "published"}.get(
             self.options.prompt, self.options.prompt
         )
@@ -161,12 +163,10 @@ class AlfworldAdapter:
                 self._data_dir, self._cache_dir, self.options.warm_start_games, self.options.dev_games
             )
             return self._games
-        manifest = self.folder() / MANIFEST
-        if not manifest.exists():
+        manifest = read_manifest(self.folder())
+        if manifest is None:
             raise EnvironmentFault(f"generated ALFWorld games: {self.folder()} is not ready; call prepare() first")
-        self._games = GeneratedGames(
-            self.folder(), json.loads(manifest.read_text(encoding="utf-8")), installed_logic(self.options.grammar)
-        )
+        self._games = GeneratedGames(self.folder(), manifest, installed_logic(self.options.grammar))
         return self._games
 
     def tasks(self, split: str) -> Sequence[Task]:

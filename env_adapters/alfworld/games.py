@@ -23,14 +23,20 @@ from env_adapters.alfworld.engine import INSTALL_HINT
 from env_adapters.alfworld.scenes import TASK_TYPES
 from env_adapters.alfworld.translation import Translation, translate
 from env_adapters.base import EnvironmentFault, Task
+from env_adapters.disk import is_inside
 
 GAME_FILE = "game.tw-pddl"
 TRAJ_FILE = "traj_data.json"
+TARGETS = ("object_target", "parent_target", "toggle_target")  # of pddl_params, where they are there
 GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem", "solvable")
 REAL_VERSION_FOLDER = "json_2.1.1"
 REAL_FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 TRANSLATION_VERSION = 2  # part of the name of kept translations
 SCAN_VERSION = 1  # likewise of kept scans
+MANIFEST = "manifest.json"  # of a folder of packs
+TASK_ID = re.compile(r"[A-Za-z0-9/_.-]+")
+LARGEST = 1 << 26  # bytes that a game or a translation unpacks to; a real one has less than one MiB
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,11 @@ def read_game_folder(folder: Path) -> tuple[dict, dict]:
         raise GameFault(game_path, f"{', '.join(bad)} is not text", GET_AGAIN)
     if traj.get("task_type") not in TASK_TYPES:
         raise GameFault(traj_path, f"task_type is none of {', '.join(TASK_TYPES)}", LEAVE_OUT)
+    walkthrough, parameters = data.get("walkthrough") or [], traj.get("pddl_params") or {}
+    if not isinstance(walkthrough, list) or not all(isinstance(action, str) for action in walkthrough):
+        raise GameFault(game_path, "walkthrough is no list of texts", GET_AGAIN)
+    if not isinstance(parameters, dict) or not all(isinstance(parameters.get(k) or "", str) for k in TARGETS):
+        raise GameFault(traj_path, f"pddl_params is no object whose {', '.join(TARGETS)} are texts", GET_AGAIN)
     return data, traj
 
 
@@ -170,8 +181,8 @@ class RealGames:
                     listing.update(f"{where}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
         path = self._cache / "scans" / f"{listing.hexdigest()[:32]}.json"
         try:
-            return json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            return _checked_scan(json.loads(path.read_bytes()))
+        except DAMAGED:
             scan = self._scan(candidates)
             write_atomic(path, json.dumps(scan).encode("utf-8"))
             return scan
@@ -207,18 +218,30 @@ class RealGames:
 
     def read(self, task: Task) -> StoredGame:
         """The game with its translation, which is kept on disk under a hash of the problem's text."""
-        data, traj = read_game_folder(self._root / task.payload["game"])
+        game = task.payload.get("game")
+        if not isinstance(game, str) or not is_inside(game):
+            raise EnvironmentFault(f"task {task.task_id!r}: game {game!r} is no folder of {self._root}; other games?")
+        data, traj = read_game_folder(self._root / game)
         key = f"{TRANSLATION_VERSION}\n{data['pddl_domain']}\n{data['pddl_problem']}".encode()
         path = self._cache / "translations" / f"{hashlib.sha256(key).hexdigest()[:32]}.json.z"
         try:
             return StoredGame(data, traj, _unpack_translation(path.read_bytes()))
-        except (OSError, ValueError, KeyError, zlib.error):
+        except DAMAGED:
             try:
                 translation = translate(data["pddl_domain"], data["pddl_problem"])
             except EnvironmentFault as fault:
                 raise GameFault(self._root / task.payload["game"] / GAME_FILE, str(fault), LEAVE_OUT) from fault
             write_atomic(path, pack_translation(translation))
             return StoredGame(data, traj, translation)
+
+
+def _checked_scan(scan: Any) -> dict[str, Any]:
+    """A kept scan. Raises one of DAMAGED where it is none."""
+    for found in (scan["splits"][split] for split in REAL_FOLDERS):
+        for task_id, task_type, game in found:
+            if not TASK_ID.fullmatch(task_id) or not isinstance(task_type, str) or not is_inside(game):
+                raise ValueError(task_id)
+    return {"splits": scan["splits"], "skipped": dict(scan["skipped"]), "grammars": dict(scan["grammars"])}
 
 
 def _renamed(task: Task, split: str) -> Task:
@@ -252,7 +275,15 @@ def pack_translation(translation: Translation) -> bytes:
 
 
 def _unpack_translation(blob: bytes) -> Translation:
-    return Translation.from_json(json.loads(zlib.decompress(blob)))
+    return Translation.from_json(json.loads(_inflate(blob)))
+
+
+def _inflate(blob: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(blob, LARGEST)
+    if not unpacker.eof:
+        raise ValueError(f"torn, or larger than {LARGEST} bytes")
+    return content
 
 
 def write_pack(path: Path, games: Iterable[PackedGame]) -> None:
@@ -271,11 +302,25 @@ def read_pack_index(path: Path) -> list[Task] | None:
             index = json.loads(head)["games"]
         start, tasks = len(head), []
         for task_id, split, task_type, game_size, translation_size in index:
+            if not TASK_ID.fullmatch(task_id) or not is_inside(task_id) or not isinstance(split + task_type, str):
+                return None
+            if not all(type(size) is int and size > 0 for size in (game_size, translation_size)):
+                return None
             payload = {"pack": path.name, "start": start, "game": game_size, "translation": translation_size}
             tasks.append(Task(task_id, split, task_type, payload))
             start += game_size + translation_size
         return tasks if path.stat().st_size == start else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
+        return None
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder of packs, or None where there is none: prepare() makes it again."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        inside = not any("/" in name for names in manifest["packs"].values() for name in names)
+        return manifest if inside and manifest["sha256"].keys() == manifest["packs"].keys() else None
+    except DAMAGED:
         return None
 
 
@@ -287,6 +332,7 @@ class GeneratedGames:
         self._logic = logic
         self.manifest = manifest
         self._splits: dict[str, list[Task]] = {}
+        self._packs = [pack for packs in manifest["packs"].values() for pack in packs]
         for split, packs in manifest["packs"].items():
             self._splits[split] = []
             for pack in packs:
@@ -303,24 +349,27 @@ class GeneratedGames:
         return f"{self._folder}/{task.payload['pack']}:{task.payload['start']}"
 
     def read(self, task: Task) -> StoredGame:
-        payload = task.payload
-        path = self._folder / payload["pack"]
+        pack, *sizes = (task.payload.get(name) for name in ("pack", "start", "game", "translation"))
+        if pack not in self._packs or not all(type(size) is int and 0 <= size <= LARGEST for size in sizes):
+            raise EnvironmentFault(f"task {task.task_id!r}: {pack!r} is no pack of {self._folder}; other games?")
+        start, game_size, translation_size = sizes
+        path = self._folder / pack
         try:
             with open(path, "rb") as file:
-                file.seek(payload["start"])
-                blob = file.read(payload["game"] + payload["translation"])
-            found = json.loads(zlib.decompress(blob[: payload["game"]]))
-            translation = _unpack_translation(blob[payload["game"] :])
-        except (OSError, ValueError, KeyError, zlib.error) as error:
+                file.seek(start)
+                blob = file.read(game_size + translation_size)
+            found = json.loads(_inflate(blob[:game_size]))
+            translation = _unpack_translation(blob[game_size:])
+            data = {
+                **found["data"],
+                "pddl_domain": self._logic.domain,
+                "grammar": self._logic.grammar.replace("UNKNOWN GOAL", found["sentence"]),
+            }
+            return StoredGame(data, found["traj"], translation)
+        except DAMAGED as error:
             raise EnvironmentFault(
                 f"game {task.task_id!r}: cannot be read from {path} ({error}); delete that folder and prepare again"
             ) from error
-        data = {
-            **found["data"],
-            "pddl_domain": self._logic.domain,
-            "grammar": self._logic.grammar.replace("UNKNOWN GOAL", found["sentence"]),
-        }
-        return StoredGame(data, found["traj"], translation)
 
 
 def export(games: GeneratedGames, split: str, root: Path) -> int:

@@ -18,9 +18,11 @@ from typing import Any
 from env_adapters.alfworld.building import Logic
 from env_adapters.alfworld.engine import EngineSlot
 from env_adapters.alfworld.games import (
+    MANIFEST,
     PackedGame,
     pack_game,
     pack_translation,
+    read_manifest,
     read_pack_index,
     write_atomic,
     write_pack,
@@ -33,7 +35,6 @@ from env_adapters.disk import locked
 
 PACK_SIZE = 50
 SMALL_JOB = 100  # games; fewer than that are made in this process, a pool would cost more than it saves
-MANIFEST = "manifest.json"
 
 
 def prepare_games(
@@ -92,11 +93,9 @@ def prepare_games(
 
 def _is_ready(folder: Path) -> bool:
     """Whether the manifest and all of its packs are there and whole: what is not is made again."""
-    try:
-        packs = json.loads((folder / MANIFEST).read_bytes())["packs"]
-        return all(read_pack_index(folder / name) is not None for names in packs.values() for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+    manifest = read_manifest(folder)
+    names = [] if manifest is None else [name for names in manifest["packs"].values() for name in names]
+    return manifest is not None and all(read_pack_index(folder / name) is not None for name in names)
 
 
 def _run(jobs: list[tuple[Path, list[Game]]], processes: int) -> Iterator[tuple[int, list[str]]]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from env_adapters.base import EnvironmentFault
 from env_adapters.disk import flush_to_disk, locked
 
@@ -57,11 +59,31 @@ def _make(target: Path, fill: Callable[[Path], Mapping[str, Any]]) -> None:
             shutil.rmtree(left_over, ignore_errors=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder whose files have the sizes it lists, else None."""
+def read_manifest(folder: Path, version: int, **facts: type) -> dict[str, Any] | None:
+    """The manifest of a folder whose files have the sizes it lists, else None.
+
+    Args:
+        version: the manifest's "format", else None.
+        facts: what else it must hold, each of which type.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         whole = all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole &= manifest["format"] == version and all(type(manifest[name]) is kind for name, kind in facts.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return manifest if whole else None
+
+
+def mapped(folder: Path, name: str) -> np.ndarray:
+    """The array of `name`.npy, mapped: pages are read as they are needed, and shared. Never a pickle.
+
+    Raises:
+        EnvironmentFault: it is no such file.
+    """
+    path = folder / f"{name}.npy"
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy reads a damaged header with Python's own tokenizer
+        reason = f"{type(error).__name__}: {error}"[:100]
+        raise EnvironmentFault(f"{path}: damaged ({reason}); delete that folder and prepare again") from error

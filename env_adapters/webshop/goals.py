@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from env_adapters.base import EnvironmentFault, Task
-from env_adapters.webshop.folders import build_folder, read_manifest
+from env_adapters.webshop.folders import build_folder, mapped, read_manifest
 from env_adapters.webshop.products import CRUMB_SEPARATOR, Instruction, Product
 from env_adapters.webshop.store import ProductStore
 
@@ -175,8 +175,8 @@ def ensure_goals(folder: Path, store: ProductStore, kind: str, seed: int, warm_s
     facts = {"catalogue": store.catalogue, "kind": kind, "seed": seed, "warm_start": warm_start}
 
     def is_ready() -> bool:
-        found = read_manifest(folder)
-        return found is not None and found.get("format") == FORMAT and found.get("facts") == facts
+        found = read_manifest(folder, FORMAT, goals=str)
+        return found is not None and found.get("facts") == facts
 
     build_folder(
         folder,
@@ -219,16 +219,14 @@ class GoalList:
 
     def __init__(self, folder: Path, store: ProductStore) -> None:
         """Raises EnvironmentFault where there are no whole goals in `folder`, or two splits share an instruction."""
-        manifest = read_manifest(folder)
-        if manifest is None or manifest.get("format") != FORMAT:
+        manifest = read_manifest(folder, FORMAT, goals=str, facts=dict)
+        if manifest is None:
             raise EnvironmentFault(f"{folder}: no whole goal list of format {FORMAT}; prepare() makes it again")
-        if manifest["facts"]["catalogue"] != store.catalogue:
+        if manifest["facts"].get("catalogue") != store.catalogue:
             raise EnvironmentFault(f"{folder}: goals of another catalogue; prepare() makes them again")
         self.folder, self._store = folder, store
         self.sha256: str = manifest["goals"]
-        self._offsets, self._order, self._splits = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "order", "splits")
-        )
+        self._offsets, self._order, self._splits = (mapped(folder, name) for name in ("offsets", "order", "splits"))
         with open(folder / "goals.jsonl", "rb") as file:
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -241,9 +239,25 @@ class GoalList:
         return int(np.count_nonzero(self._splits == LEFT_OUT))
 
     def line(self, position: int) -> dict[str, Any]:
-        """What goals.jsonl says of the goal at a position of the shuffled list."""
+        """What goals.jsonl says of the goal at a position of the shuffled list.
+
+        Raises:
+            EnvironmentFault: the line is damaged.
+        """
         number = int(self._order[position])
-        return json.loads(self._lines[self._offsets[number] : self._offsets[number + 1]])
+        try:
+            line = json.loads(self._lines[self._offsets[number] : self._offsets[number + 1]])
+            texts = (line["words"], line["limit"], line["category"], *line["attributes"], *line["options"])
+            if not all(isinstance(text, str) for text in texts) or type(line["price_upper"]) is not float:
+                raise TypeError("its fields have other types")
+            if not 0 <= line["product"] < len(self._store):
+                raise ValueError(f"product {line['product']} of {len(self._store)}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise EnvironmentFault(
+                f"{self.folder}: goal {number} is damaged ({type(error).__name__}: {error}); delete that folder and "
+                "prepare again"
+            ) from error
+        return line
 
     def goal(self, position: int) -> Goal:
         """The goal at a position of the shuffled list, 0 <= position < len(self)."""

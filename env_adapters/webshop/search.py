@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from env_adapters.base import EnvironmentFault
-from env_adapters.webshop.folders import build_folder, read_manifest
+from env_adapters.webshop.folders import build_folder, mapped, read_manifest
 from env_adapters.webshop.index_writer import FORMAT, Progress, write_index
 from env_adapters.webshop.store import ProductStore
 from env_adapters.webshop.text_analysis import analyze
@@ -44,8 +44,8 @@ class SearchIndex:
         Raises:
             EnvironmentFault: there is no whole index of this format, or one of another catalogue.
         """
-        manifest = read_manifest(folder)
-        if manifest is None or manifest.get("format") != FORMAT:
+        manifest = read_manifest(folder, FORMAT, catalogue=str, documents_with_terms=int)
+        if manifest is None:
             raise EnvironmentFault(f"{folder}: no whole search index of format {FORMAT}; prepare() makes it again")
         if manifest["catalogue"] != catalogue:
             raise EnvironmentFault(
@@ -54,8 +54,7 @@ class SearchIndex:
             )
         self._num_indexed: int = manifest["documents_with_terms"]
         self._term_starts, self._starts, self._documents, self._denominators, self._ranks = (
-            np.load(folder / f"{name}.npy", mmap_mode="r")
-            for name in ("term_starts", "postings_starts", "documents", "denominators", "ranks")
+            mapped(folder, name) for name in ("term_starts", "postings_starts", "documents", "denominators", "ranks")
         )
         with open(folder / "terms.bin", "rb") as file:
             self._terms = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -111,8 +110,8 @@ def ensure_index(folder: Path, store: ProductStore, progress: Progress | None = 
     """
 
     def is_ready() -> bool:
-        found = read_manifest(folder)
-        return found is not None and found.get("format") == FORMAT and found.get("catalogue") == store.catalogue
+        found = read_manifest(folder, FORMAT, documents_with_terms=int)
+        return found is not None and found.get("catalogue") == store.catalogue
 
     build_folder(folder, is_ready, lambda temporary: write_index(temporary, store, progress))
     return SearchIndex(folder, store.catalogue)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from env_adapters.base import EnvironmentFault
-from env_adapters.webshop.folders import build_folder, read_manifest
+from env_adapters.webshop.folders import build_folder, mapped, read_manifest
 from env_adapters.webshop.products import Product, from_dict, to_dict
 
 FORMAT = 1
@@ -35,15 +35,15 @@ class ProductStore:
 
     def __init__(self, folder: Path) -> None:
         """Raises EnvironmentFault where there is no whole store of this format in `folder`."""
-        manifest = read_manifest(folder)
-        if manifest is None or manifest.get("format") != FORMAT:
+        manifest = read_manifest(folder, FORMAT, catalogue=str, facts=dict, products=int)
+        if manifest is None:
             raise EnvironmentFault(f"{folder}: no whole product store of format {FORMAT}; prepare() makes it again")
         self.folder = folder
         self.catalogue: str = manifest["catalogue"]  # SHA-256 of all products; an index is tied to it
         self.facts: Mapping[str, Any] = manifest["facts"]  # where the products came from
         self._size: int = manifest["products"]
         self._offsets, self._asins, self._positions = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "asins", "positions")
+            mapped(folder, name) for name in ("offsets", "asins", "positions")
         )
         with open(folder / "products.jsonl", "rb") as file:
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -66,7 +66,7 @@ class ProductStore:
     def _parse(self, number: int, line: bytes) -> Product:
         try:
             return from_dict(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise EnvironmentFault(
                 f"{self.folder}: product {number} is damaged ({error}); delete that folder and prepare again"
             ) from error
@@ -99,8 +99,8 @@ def ensure_store(folder: Path, facts: Mapping[str, Any], products: Callable[[], 
     """
 
     def is_ready() -> bool:
-        found = read_manifest(folder)
-        return found is not None and found.get("format") == FORMAT and found.get("facts") == facts
+        found = read_manifest(folder, FORMAT, catalogue=str, products=int)
+        return found is not None and found.get("facts") == facts
 
     build_folder(folder, is_ready, lambda temporary: {**_write(temporary, products()), "facts": dict(facts)})
     return ProductStore(folder)

@@ -80,14 +80,8 @@ def test_state_record_round_trip(tmp_path):
         (lambda f: (f / "engine.json").unlink(), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 1, '), r"engine: no engine checkpoint"),
         (lambda f: (f / "engine.json").write_text('{"schema": 2}'), r"of another version"),
-        (
-            lambda f: (f / "engine.json").write_text('{"schema": 1}'),
-            r"engine.json is damaged",
-        ),
-        (
-            lambda f: spoil(f, num_updates="7"),
-            r"damaged \(Expected `int`, got `str` - at `\$.num_updates`\)",
-        ),
+        (lambda f: (f / "engine.json").write_text('{"schema": 1}'), r"engine.json is damaged"),
+        (lambda f: spoil(f, num_updates="7"), r"damaged \(Expected `int`, got `str` - at `\$.num_updates`\)"),
         (lambda f: spoil(f, files={"../rank0.pt": 5}), r"lists '../rank0.pt', which is not below that folder"),
         (lambda f: spoil(f, files={"/etc/passwd": 5}), r"lists '/etc/passwd', which is not below that folder"),
         (lambda f: (f / "engine.json").write_text("[" * 100_000), r"no engine checkpoint"),
