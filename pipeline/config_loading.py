@@ -70,13 +70,15 @@ def preset_for_model(model: str | None) -> str:
 def load_preset(name: str, environment: str | None, algorithm: str | None = None) -> dict[str, Any]:
     """A preset's settings as a tree, its sections for the environment and the algorithm merged in.
 
+    A preset may name another one as its `base`, above which it stands.
+
     Raises:
         ConfigError: no such preset.
     """
     if name not in preset_names():
         known = preset_names()
         raise ConfigError(f"unknown preset {name}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    tree = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
+    tree = _read_preset(name)
     for_environments, for_algorithms = tree.pop("environments", {}), tree.pop("algorithms", {})
     tree["env"]["name"] = environment or tree["env"]["name"]
     tree = merge(tree, for_environments.get(tree["env"]["name"], {}))
@@ -84,6 +86,12 @@ def load_preset(name: str, environment: str | None, algorithm: str | None = None
     own = tree.setdefault("algorithm", {})
     own["name"] = algorithm or own.get("name", DEFAULT_ALGORITHM)
     return merge(tree, for_algorithms.get(own["name"], {}))
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    tree = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
+    base = tree.pop("base", None)
+    return merge(_read_preset(base), tree) if base else tree
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from env_adapters.alfworld.building import Logic, build_game
 from env_adapters.alfworld.layouts import Goal, Layout, cells, layouts
-from env_adapters.alfworld.scenes import TASK_TYPES
+from env_adapters.alfworld.scenes import SCENES, TASK_TYPES
 from env_adapters.base import EnvironmentFault
 
 # Part of the cache key: raise a scene's number whenever the same options would give other games.
-GENERATOR_VERSION = {"tiny": 1, "full": 2}
+GENERATOR_VERSION = {"tiny": 1, "small": 1, "full": 2}
 
 SPLITS = ("warm_start", "train", "dev", "seen", "unseen")
 
@@ -54,13 +54,14 @@ def generate(split: str, count: int, scene: str, seed: int, logic: Logic, put_wo
     """
     unseen = split == "unseen"
     numbers = {layout: i for i, layout in enumerate([*layouts(scene, seed)[0], *layouts(scene, seed)[1]])}
+    kinds = [kind for kind in TASK_TYPES if any(kind in room.task_types for room in SCENES[scene])]
     for number in range(count):
-        task_type = TASK_TYPES[number % len(TASK_TYPES)]
+        task_type = kinds[number % len(kinds)]
         found = cells(scene, seed, unseen, task_type)
         if not found:
             raise EnvironmentFault(f"split {split!r}, seed {seed}: no layout can host {task_type}; try another seed")
         order = random.Random(f"objects {scene} {seed} {split} {task_type}").sample(range(len(found)), len(found))
-        _, combinations = found[order[number // len(TASK_TYPES) % len(found)]]
+        _, combinations = found[order[number // len(kinds) % len(found)]]
         rng = random.Random(f"game {scene} {seed} {split} {number}")
         for _ in range(200):
             goal, layout = rng.choice(combinations)

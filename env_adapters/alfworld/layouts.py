@@ -13,7 +13,7 @@ from env_adapters.alfworld import scenes
 from env_adapters.alfworld.scenes import APPLIANCE, LAMPS, TASK_TYPES, Room
 
 UNSEEN_PAIR_SHARE = 0.25  # of each object's goal receptacles, kept for the unseen split
-NUM_LAYOUTS = {"tiny": (96, 32), "full": (80, 24)}  # in the common pool, in the unseen pool
+NUM_LAYOUTS = {"tiny": (96, 32), "small": (96, 32), "full": (80, 24)}  # in the common pool, in the unseen pool
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Goal:
 
 
 def _draw_layout(scene: str, room_number: int, room: Room, rng: random.Random) -> Layout:
-    """One layout that can host at least one task; tiny ones are drawn until their total fits."""
+    """One layout that can host at least one task; tiny and small ones are drawn until their total fits."""
     while True:
-        if scene == "tiny":
-            classes = rng.sample(["Fridge", "Microwave", "SinkBasin"], 2)
+        if scene in ("tiny", "small"):
+            classes = rng.sample(["Fridge", "Microwave", "SinkBasin"], 2 if scene == "tiny" else 3)
             classes += rng.sample(room.lamp_places, 1)
             total = rng.randint(*room.num_receptacles)
             stock = [c for c, (_, most) in room.receptacles.items() for _ in range(most) if c not in APPLIANCE_CLASSES]

@@ -71,6 +71,27 @@ TINY = (
     ),
 )  # fmt: skip
 
+# Twice a tiny room, and only tasks of several steps: success is rarer, most places are empty, twins mislead.
+SMALL = (
+    Room(
+        receptacles={
+            "Fridge": (0, 1), "Microwave": (0, 1), "SinkBasin": (0, 1),
+            "Cabinet": (0, 3), "Drawer": (0, 3), "Shelf": (0, 2),
+            "CounterTop": (0, 1), "DiningTable": (0, 1), "Desk": (0, 1), "SideTable": (0, 1), "Dresser": (0, 1),
+        },
+        objects=_TINY_OBJECTS,
+        task_types=(
+            "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep",
+            "pick_two_obj_and_place",
+        ),
+        lamps=LAMPS,
+        lamp_places=("Desk", "SideTable", "Shelf", "Dresser"),
+        num_receptacles=(8, 9),
+        num_objects=(5, 6),
+        duplicates=0.3,
+    ),
+)  # fmt: skip
+
 _KITCHEN_OBJECTS = (
     "Apple", "Bread", "Egg", "Potato", "Tomato", "Lettuce", "Mug", "Cup", "Plate", "Bowl", "Pan", "Pot", "Kettle",
     "Fork", "Spoon", "Spatula", "Ladle", "Knife", "ButterKnife", "DishSponge", "SoapBottle", "SaltShaker",
@@ -143,7 +164,7 @@ FULL = (
     ),
 )  # fmt: skip
 
-SCENES = {"tiny": TINY, "full": FULL}
+SCENES = {"tiny": TINY, "small": SMALL, "full": FULL}
 
 
 def holds() -> Mapping[str, frozenset[str]]:

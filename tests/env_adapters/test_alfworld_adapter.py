@@ -9,10 +9,12 @@ from env_adapters.alfworld.prompts import brief, compact, plain, published
 from env_adapters.base import EnvironmentFault, Observation, PastTurn
 from env_adapters.contract import ContractBroken, check_adapter
 
-FULL = {"scene": "full", "train_games": 6, "warm_start_games": 6, "dev_games": 6, "held_out_games": 6}
+FEW = {"train_games": 6, "warm_start_games": 6, "dev_games": 6, "held_out_games": 6}
+SMALL = {"scene": "small", **FEW}
+FULL = {"scene": "full", **FEW}
 
 
-@pytest.mark.parametrize("options", [{}, {"grammar": "put"}, FULL])
+@pytest.mark.parametrize("options", [{}, {"grammar": "put"}, SMALL, FULL])
 def test_contract(make, options):
     seen = check_adapter(make(**options), games=2, turns=60)
     assert seen["expert_wins"] == seen["expert_games"] == 10

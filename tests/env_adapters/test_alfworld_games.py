@@ -47,7 +47,7 @@ def test_same_seed_same_bytes_in_another_process():
     assert made("train", 6, seed=5)[0].data != made("train", 6, seed=6)[0].data
 
 
-@pytest.mark.parametrize("scene", ["tiny", "full"])
+@pytest.mark.parametrize("scene", ["tiny", "small", "full"])
 def test_unseen_shares_no_layout_and_no_goal_pair(scene):
     taken = set()
     games = {split: made(split, 240, scene, taken=taken) for split in generate.SPLITS}
@@ -83,6 +83,16 @@ def test_tiny_scenes_are_tiny_and_hide_things():
         start = game.data["pddl_problem"].split("(:goal")[0]
         assert 3 <= start.count("(inReceptacle") <= 4
     assert sum(any(a.startswith("open") for a in g.data["walkthrough"]) for g in games) > 40
+
+
+def test_small_scenes_are_twice_as_large_and_their_tasks_have_several_steps():
+    games = made("train", 120, "small")
+    assert {g.goal.task_type for g in games} == set(TASK_TYPES[2:])  # no plain picking, no lamp
+    sizes = [len(game.layout.classes) for game in games]
+    assert min(sizes) == 8 and max(sizes) == 9
+    tiny = [g for g in made("train", 120) if g.goal.task_type in TASK_TYPES[2:]]
+    lengths = [[len(g.data["walkthrough"]) for g in some] for some in (games, tiny)]
+    assert min(lengths[0]) >= 4 and sum(lengths[0]) / len(lengths[0]) >= sum(lengths[1]) / len(lengths[1])
 
 
 def test_a_split_that_cannot_be_filled_is_refused():

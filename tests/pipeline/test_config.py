@@ -66,7 +66,7 @@ def test_the_paper_presets_hold_the_published_settings(preset, environment, max_
 
 
 def test_the_default_is_tiny_and_models_pick_their_preset():
-    assert preset_names() == ["paper-1.5b", "paper-7b", "smollm2-135m", "tiny"]
+    assert preset_names() == ["compare", "compare-long", "paper-1.5b", "paper-7b", "smollm2-135m", "tiny"]
     assert [preset_for_model(name) for name in (None, "tiny", "Qwen2.5-1.5B", "Qwen2.5-7B", "smollm2-135m")] == [
         "tiny", "tiny", "paper-1.5b", "paper-7b", "smollm2-135m",
     ]  # fmt: skip
@@ -165,6 +165,16 @@ def test_the_preset_of_smollm2_is_small_enough_for_a_machine_without_gpu():
              "rollout.trajectories": 4, "evaluate.every": 0, "warm_start.enabled": False}  # fmt: skip
     assert {key: flat[key] for key in small} == small
     assert 0 < flat["evaluate.final_tasks"] <= 4
+
+
+def test_a_preset_stands_above_its_base_and_an_algorithms_section_above_both():
+    tiny, compare, long = (flatten(configured(preset=name, environment="alfworld")) for name in
+                           ("tiny", "compare", "compare-long"))  # fmt: skip
+    assert compare["run.iterations"] == long["run.iterations"] == 60 != tiny["run.iterations"]
+    assert compare["value.temperature"] == tiny["value.temperature"] == 0.125
+    assert long["env.scene"] == "small" and long["env.prompt"] == tiny["env.prompt"] == "compact"
+    assert load_preset("compare", "alfworld", "vineppo")["rollout"]["trajectories"] == 8
+    assert load_preset("compare", "alfworld", "grpo")["rollout"]["trajectories"] == 64
 
 
 @pytest.mark.parametrize("preset", ["tiny", "paper-1.5b", "paper-7b", "smollm2-135m"])
