@@ -31,7 +31,10 @@ class SAPO(Algorithm):
         ]
         raw = [part.advantages for part in parts]
         if self.options.advantage == "q_minus_v":
-            raw = [torch.tensor(one.scores.q_values) - torch.tensor(one.scores.values) for one in episodes]
+            raw = [
+                torch.tensor(one.scores.q_values, dtype=torch.float64) - torch.tensor(one.scores.values)
+                for one in episodes
+            ]
         series = [
             {
                 "values": one.scores.values,
