@@ -23,13 +23,12 @@ from tests.faults.layer import build
 from tests.faults.run import unequal
 from tests.faults.trial import Trial, make_reference
 
-POINTS_A_RUN = 16
-KINDS_OF_RUN = (  # mode, ranks, iterations, weight
-    ("forked", 1, 2, 8),
-    ("resident", 1, 2, 1),
-    ("resident", 2, 2, 1),
-    ("stages", 1, 1, 1),
-    ("stages", 2, 1, 1),
+FORKED = ("forked", 1, 2, 24)  # mode, ranks, iterations, faults: a start by the launcher costs ten times a forked one
+KINDS_OF_RUN = (  # in turns
+    *(FORKED, FORKED, ("resident", 1, 2, 8)),
+    *(FORKED, FORKED, ("stages", 1, 1, 8)),
+    *(FORKED, FORKED, ("resident", 2, 2, 8)),
+    *(FORKED, FORKED, ("stages", 2, 1, 8)),
 )
 ASKED = (("SIGTERM", "command"), ("SIGINT", "command"))
 
@@ -65,14 +64,17 @@ def torment(points: int, seed: int, out: Path, scratch: Path) -> None:
     while sum(happened(runs).values()) < points:
         number = len(runs)
         rng = random.Random(f"{seed}-{number}")
-        mode, ranks, iterations, _ = rng.choices(KINDS_OF_RUN, [kind[-1] for kind in KINDS_OF_RUN])[0]
+        mode, ranks, iterations, share = KINDS_OF_RUN[number % len(KINDS_OF_RUN)]
         if ranks not in references:
             reference = scratch / f"uncut-{ranks}"
             references[ranks] = reference, make_reference(reference, library, ranks)
         reference, events = references[ranks]
         trial = Trial(scratch / f"run-{number}", reference, library, mode, ranks, iterations)
         begun = time.monotonic()
-        line = one_run(trial, rng, events, mounts) | {"run": number, "seconds": round(time.monotonic() - begun, 1)}
+        line = one_run(trial, rng, events, share, mounts) | {
+            "run": number,
+            "seconds": round(time.monotonic() - begun, 1),
+        }
         runs.append(line)
         with open(out, "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -83,16 +85,15 @@ def torment(points: int, seed: int, out: Path, scratch: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def one_run(trial: Trial, rng: random.Random, events: int, mounts: bool) -> dict:
-    """Hit a run until it has had its share or is complete, then let it end."""
+def one_run(trial: Trial, rng: random.Random, events: int, share: int, mounts: bool) -> dict:
+    """Hit a run until it has had its share of faults or is complete, then let it end."""
     for leftover in (trial.run_dir, trial.run_dir.with_name(f"{trial.run_dir.name}-side")):
         shutil.rmtree(leftover, ignore_errors=True)
     trial.prepare()
-    # About two and a half faults an attempt: with this span the last one comes about at the end of the run.
-    steps = 3 + trial.iterations * 4 + 1
-    span = max(2, 5 * events // POINTS_A_RUN if trial.mode != "stages" else 2 * events // steps)
+    # About two faults an attempt: with this span the last one comes before the end of the run. A stage is one of 12.
+    span = max(2, 3 * events // share if trial.mode != "stages" else 2 * events // 12)
     count = 0
-    while count < POINTS_A_RUN and not trial.complete:
+    while count < share and not trial.complete:
         attempt = trial.strike(draw(rng, trial.mode, trial.ranks, span, mounts))
         count += len(attempt.dealt)
     faults = trial.finish()
