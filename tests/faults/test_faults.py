@@ -58,7 +58,7 @@ def test_what_a_disk_does_costs_nothing(scratch, library, uncut):
     broken = strike(trial, "broken disk", Blow(Order(2, BROKEN, "checkpoints/0001/.policy", stays=True)))
     assert broken.outcome.code == 2 and "Input/output error; check the disk" in broken.message
     assert trial.memory.num_trajectories > before
-    strike(trial, "torn engine state", Blow(Order(4, "tear 100", "checkpoints/0001/engine")))
+    strike(trial, "torn engine state", Blow(Order(4, "tear 100", "checkpoints/0001/.engine")))
     strike(trial, "full at the metrics", Blow(Order(1, FULL, "metrics.jsonl", stays=True)))
     assert trial.finish() == []
 
