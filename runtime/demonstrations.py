@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 
 from env_adapters.base import Observation, PastTurn, Task
@@ -153,14 +154,29 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
         errors = [data["error"] for _, data in records if isinstance(data, dict) and "error" in data]
         raise DemonstrationError(
             f"{path}: of {len(records)} expert episodes none was won"
-            + (f"; the first error:\n{errors[0]}" if errors else "; raise env.max_turns or check the environment")
+            + (f" (the first error: {str(errors[0]).strip().splitlines()[-1:]})" if errors else "")
+            + "; raise env.max_turns or check the environment"
         )
     return won
 
 
+class _ShownTurn(TypedDict):
+    observation: str
+    admissible_actions: list[str] | None
+    action: str
+    imitated: bool
+
+
+class _Shown(TypedDict):
+    task_id: str
+    goal: str
+    success: bool
+    turns: Annotated[list[_ShownTurn], msgspec.Meta(min_length=1)]
+
+
 def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
     try:
-        turns = data["turns"]
+        turns = msgspec.convert(data, _Shown)["turns"]
         observations = tuple(
             Observation(
                 goal=data["goal"],
@@ -171,8 +187,8 @@ def _demonstration(data: Mapping[str, Any], where: str) -> Demonstration:
         )
         actions, imitated = (tuple(turn[name] for turn in turns) for name in ("action", "imitated"))
         return Demonstration(data["task_id"], data["goal"], observations, actions, imitated)
-    except (KeyError, TypeError) as fault:
-        raise RecordError(f"{where}: not a demonstration ({fault!r}); delete the file to play them again") from fault
+    except (msgspec.ValidationError, UnicodeEncodeError) as fault:  # the latter for half a surrogate pair
+        raise RecordError(f"{where}: not a demonstration ({fault}); delete the file to play them again") from fault
 
 
 def demonstration_rows(

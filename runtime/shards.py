@@ -8,10 +8,12 @@ raises `RecordError` naming file and line.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from runtime.files import atomic_write_text, flush_to_disk
 from runtime.records import RecordError, Targets, Trajectory, from_json, to_json
 
 SHARD_PATTERN = "rank-*.jsonl"
+LONGEST_LINE = 1 << 28  # bytes; a trajectory's line has some ten thousand
 SYNC_SECONDS = 2.0  # how much finished work a power cut (not a kill) can cost
 
 
@@ -38,7 +41,7 @@ class Shards:
 
 
 def read_shards(folder: Path, prefix: str = "") -> Shards:
-    """Read every shard of a folder; a missing folder holds none.
+    """Read every shard of a folder; a missing folder holds none. In memory are the trajectories and one line.
 
     Raises:
         RecordError: a line that is complete but no trajectory.
@@ -46,9 +49,8 @@ def read_shards(folder: Path, prefix: str = "") -> Shards:
     found: dict[str, Trajectory] = {}
     num_duplicates = num_torn = 0
     for path in sorted(Path(folder).glob(prefix + SHARD_PATTERN)):
-        records, torn = read_jsonl(path)
-        num_torn += torn
-        for where, data in records:
+        num_torn += is_torn(path)
+        for where, data in stream_jsonl(path):
             trajectory = from_json(data, where)
             num_duplicates += trajectory.key in found
             if trajectory.key not in found or (found[trajectory.key].status == "error" != trajectory.status):
@@ -63,25 +65,43 @@ def read_trajectories(folder: Path, prefix: str = "") -> list[Trajectory]:
 
 
 def read_jsonl(path: Path) -> tuple[list[tuple[str, Any]], bool]:
-    """All complete lines as ("file:line", value), and whether there was a torn tail.
+    """All complete lines as ("file:line", value), and whether there is a torn tail. Raises as `stream_jsonl`."""
+    return list(stream_jsonl(path)), is_torn(path)
+
+
+def is_torn(path: Path) -> bool:
+    """Whether there is something behind the last newline."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
+def stream_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    """Complete lines as ("file:line", value), one at a time.
 
     Raises:
-        RecordError: a complete line that is not UTF-8 or not JSON.
+        RecordError: a complete line that is not UTF-8, not JSON or longer than LONGEST_LINE.
     """
-    content = Path(path).read_bytes()
-    *lines, tail = content.split(b"\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}:{number}"
-        try:
-            records.append((where, json.loads(line.decode("utf-8"))))
-        except UnicodeDecodeError as fault:
-            raise RecordError(
-                f"{where}: not UTF-8 (byte {fault.start} of the line); delete the line to replay it"
-            ) from None
-        except (ValueError, RecursionError) as fault:
-            raise RecordError(f"{where}: not JSON ({fault}); delete the line to replay it") from None
-    return records, bool(tail)
+    with open(path, "rb") as file:
+        for number in itertools.count(1):
+            line, where = file.readline(LONGEST_LINE), f"{path}:{number}"
+            if len(line) == LONGEST_LINE:
+                raise RecordError(f"{where}: longer than {LONGEST_LINE} bytes; delete the line to replay it")
+            if not line.endswith(b"\n"):
+                return
+            yield where, _value_of(line[:-1], where)
+
+
+def _value_of(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as fault:
+        raise RecordError(
+            f"{where}: not UTF-8 (byte {fault.start} of the line); delete the line to replay it"
+        ) from None
+    except (ValueError, RecursionError) as fault:
+        raise RecordError(f"{where}: not JSON ({fault}); delete the line to replay it") from None
 
 
 def to_line(data: dict[str, Any], where: str) -> bytes:
@@ -186,13 +206,21 @@ def _targets_to_json(targets: Targets) -> dict[str, Any]:
 
 def _targets_from_json(data: Any, where: str) -> Targets:
     try:
-        numbers = {name: tuple(map(float, x)) for name, x in data.items() if name not in ("key", "weight")}
-        targets = Targets(key=data["key"], weight=float(data.get("weight", 1.0)), **numbers)
+        numbers = {name: tuple(map(_finite, x)) for name, x in data.items() if name not in ("key", "weight")}
+        targets = Targets(key=data["key"], weight=_finite(data.get("weight", 1.0)), **numbers)
         _ = data["raw_advantages"], data["advantages"]  # every algorithm has them
-    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+        if type(data["key"]) is not str:
+            raise TypeError("key is no text")
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as fault:
         raise RecordError(f"{where}: not targets ({fault}); run compute_advantages with --recompute") from fault
     for of_tokens in (False, True):
         series = {len(x) for name, x in numbers.items() if name.startswith("token_") == of_tokens}
         if len(series) > 1:
             raise RecordError(f"{where}: series of different length; run compute_advantages with --recompute")
     return targets
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (float, int) or not math.isfinite(value):
+        raise ValueError(f"{str(value)[:40]!r} is no finite number")
+    return float(value)

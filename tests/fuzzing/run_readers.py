@@ -123,6 +123,7 @@ def _records(root: Path) -> list[Reader]:
     shard, targets, demonstrations = folder / "rank-00000.jsonl", folder / "targets.jsonl", folder / "shown.jsonl"
     one = trajectory("train/a", 2)
     line = to_line(to_json(one), "sample")
+    three = b"".join(line.replace(b"train/a", b"train/" + letter) for letter in (b"a", b"b", b"c"))
     numbers = (0.5, -0.5)
     write_targets(targets, [Targets("a#0", values=numbers, q_values=numbers, raw_advantages=numbers,
                                     advantages=numbers, returns=numbers, q_targets=numbers)])  # fmt: skip
@@ -141,8 +142,9 @@ def _records(root: Path) -> list[Reader]:
 
     return [
         Reader("shard line", shard, line, "jsonl", read_whole, (RecordError,), left_out=lambda x: not x, count=200),
-        Reader("shard, three lines", shard, line * 2 + line.replace(b"train/a", b"train/b"), "bytes", read_whole,
-               (RecordError,), count=120),
+        Reader("shard, three lines", shard, three,
+               "bytes", lambda: read_shards(folder), (RecordError,),
+               left_out=lambda x: x.num_torn + x.num_duplicates > 0, count=120),
         Reader("shard line (inspect)", shard, line, "jsonl", read_lightly, (RecordError,), count=160),
         Reader("targets.jsonl", targets, targets.read_bytes(), "jsonl", lambda: read_targets(targets), (RecordError,)),
         Reader("demonstrations.jsonl", demonstrations, _line(shown), "jsonl",

@@ -1,10 +1,12 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from runtime import shards
 from runtime.records import RecordError, Targets, Trajectory, Turn
 from runtime.shards import ShardWriter, read_shards, read_targets, read_trajectories, shard_path, write_targets
 
@@ -214,3 +216,41 @@ def test_targets_round_trip_and_damage(tmp_path):
         path.write_bytes(damage)
         with pytest.raises(RecordError, match=words):
             read_targets(path)
+
+
+@pytest.mark.parametrize("change", [{"advantages": [float("nan")]}, {"returns": [float("inf")]}, {"values": [True]},
+                                    {"q_values": [10**400]}, {"weight": float("nan")}, {"key": 3}])  # fmt: skip
+def test_targets_are_finite_numbers_under_a_text(tmp_path, change):
+    path = tmp_path / "targets.jsonl"
+    write_targets(path, [Targets("a#0", *[(0.5,)] * 6)])
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) + "\n")
+    with pytest.raises(RecordError, match=r"targets.jsonl:1: not targets .*; run compute_advantages with --recompute"):
+        read_targets(path)
+
+
+def test_a_shard_is_read_line_by_line(tmp_path):
+    """4,000 lines of three tasks: what they take in memory does not grow with the file of 3 MB."""
+    path = write(tmp_path, [make("train/a"), make("train/b"), make("train/c")])
+    path.write_bytes(path.read_bytes() * 1334)
+    assert path.stat().st_size > 2_500_000
+    tracemalloc.start()
+    found = read_shards(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(found.trajectories), found.num_duplicates) == (3, 3999)
+    assert peak < 500_000
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "LONGEST_LINE", 1000)
+    path = write(tmp_path, [make()])
+    path.write_bytes(b"x" * 5000 + b"\n")
+    with pytest.raises(RecordError, match="rank-00000.jsonl:1: longer than 1000 bytes; delete the line"):
+        read_shards(tmp_path)
+
+
+def test_a_record_of_a_newer_version_is_named(tmp_path):
+    path = write(tmp_path, [make()])
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(RecordError, match=r":1: trajectory schema 2, this version reads 1; use the version that wrote"):
+        read_shards(tmp_path)
