@@ -14,6 +14,10 @@ from pipeline.algorithm_options import DEFAULT_ALGORITHM
 from pipeline.command_line import Flags
 from pipeline.compare.measuring import Measured, load, measure
 from pipeline.compare.planning import (
+    BEGUN,
+    FINISHED,
+    NEW,
+    REFUSED,
     PlannedRun,
     parse_run,
     parse_seeds,
@@ -24,7 +28,7 @@ from pipeline.compare.planning import (
     variants_of,
 )
 from pipeline.compare.running import Runner
-from pipeline.compare.writing import NUMBERS, write
+from pipeline.compare.writing import NUMBERS, slug, write
 from pipeline.config import ConfigError
 from pipeline.config_loading import DEFAULT_PRESET
 from pipeline.run_directory import RunError
@@ -42,24 +46,34 @@ def main(argv: list[str] | None = None) -> int:
     """Returns 0: all runs are in the tables; 1: some failed or are missing; 2: a named fault; 128+n: signal n."""
     try:
         flags = arguments().parse_args(argv)
-        if flags.source is not None:
-            return redraw(flags.source, flags.out)
-        planned, given = everything(flags)
-        out = flags.out or default_out(flags)
-        states = {run.name: state_or_fault(run) for run in planned}
-        say_plan(planned, states, flags.dry_run)
-        if flags.dry_run:
-            return 0
-        runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
-        runner.run([run for run in planned if states[run.name] in ("new", "begun")])
-        faults = {name: found for name, found in states.items() if found not in ("new", "begun", "finished")}
-        runs, left_out = measure_all([*((run.variant, run.folder) for run in planned), *given],
-                                     faults | runner.failures)  # fmt: skip
-        code = finish(out, runs, left_out)
-        return 128 + runner.stopped_by if runner.stopped_by else code
+        return compare(flags) if flags.source is None else redraw(flags.source, flags.out)
     except (ConfigError, RunError, EnvironmentFault, OSError) as fault:
         print(f"error: {fault}", file=sys.stderr)
         return FAULT
+
+
+def compare(flags: argparse.Namespace) -> int:
+    """Do the runs that are not finished, and write what all come to; returns the exit code.
+
+    Raises:
+        ConfigError: a flag or a setting is wrong; EnvironmentFault: the environment refuses; RunError: see `finish`.
+    """
+    planned, given = everything(flags)
+    out = flags.out or default_out(flags)
+    states, faults = look_at(planned)
+    say_plan(planned, states, flags.dry_run)
+    if flags.dry_run:
+        return 0
+    runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+    runner.run([run for run in planned if states[run.folder] in (NEW, BEGUN)])
+    every = [*((run.variant, run.folder) for run in planned), *given]
+    runs, left_out = measure_all(every, faults | runner.failures)
+    if not runner.stopped_by:
+        return finish(out, runs, left_out)
+    if runs:
+        finish(out, runs, left_out)
+    print("stopped on request; the same command goes on", file=sys.stderr)
+    return 128 + runner.stopped_by
 
 
 def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[str, Path]]]:
@@ -80,17 +94,18 @@ def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[
 
 
 def default_out(flags: argparse.Namespace) -> Path:
-    from pipeline.compare.writing import slug
-
     return Path("runs") / f"compare-{flags.preset or DEFAULT_PRESET}-{slug(flags.env or 'alfworld')}"
 
 
-def state_or_fault(run: PlannedRun) -> str:
-    """The state of a run whose settings are right; of one whose folder cannot be used what is wrong with it."""
-    try:
-        return state(run)
-    except RunError as fault:
-        return str(fault)
+def look_at(planned: Sequence[PlannedRun]) -> tuple[dict[Path, str], dict[Path, str]]:
+    """The state of each run's folder, and of those that cannot be used what is wrong with them."""
+    states, faults = {}, {}
+    for run in planned:
+        try:
+            states[run.folder] = state(run)
+        except RunError as fault:
+            states[run.folder], faults[run.folder] = REFUSED, str(fault)
+    return states, faults
 
 
 def redraw(sources: Sequence[Path], out: Path | None) -> int:
@@ -106,22 +121,22 @@ def redraw(sources: Sequence[Path], out: Path | None) -> int:
                   [line for _, lines in loaded for line in lines])  # fmt: skip
 
 
-def say_plan(planned: Sequence[PlannedRun], states: dict[str, str], commands: bool) -> None:
+def say_plan(planned: Sequence[PlannedRun], states: dict[Path, str], commands: bool) -> None:
     if planned:
-        done = sum(states[run.name] == "finished" for run in planned)
+        done = sum(one == FINISHED for one in states.values())
         print(f"{len(planned)} runs, {done} of them finished")
     for run in planned:
-        print(f"  {states[run.name]:<9} " + (f"bash run.sh {shlex.join(run.arguments)}" if commands else run.name))
+        print(f"  {states[run.folder]:<9} " + (f"bash run.sh {shlex.join(run.arguments)}" if commands else run.name))
     sys.stdout.flush()
 
 
-def measure_all(named: Sequence[tuple[str, Path]], faults: dict[str, str]) -> tuple[list[Measured], list[str]]:
+def measure_all(named: Sequence[tuple[str, Path]], faults: dict[Path, str]) -> tuple[list[Measured], list[str]]:
     """The numbers of all finished runs, and what is left out and why."""
     runs, left_out = [], []
     for variant, folder in named:
         try:
-            if folder.name in faults:
-                raise RunError(f"{folder}: {faults[folder.name].removeprefix(f'{folder}: ')}")
+            if folder in faults:
+                raise RunError(f"{folder}: {faults[folder].removeprefix(f'{folder}: ')}")
             runs.append(measure(folder, variant))
         except (RunError, ConfigError) as fault:
             left_out.append(str(fault))

@@ -18,6 +18,7 @@ from pipeline.run_directory import RunError, RunPaths
 
 ALGORITHM = "algorithm.name"
 RUNS = "runs"  # below the comparison's folder
+NEW, BEGUN, FINISHED, REFUSED = "new", "begun", "finished", "refused"  # states of a run's folder
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SEED_ENDING = re.compile(r"-seed\d+$")
 
@@ -127,18 +128,18 @@ def shared_arguments(flags: argparse.Namespace) -> list[str]:
 
 
 def state(run: PlannedRun) -> str:
-    """"finished", "begun" or "new"; manifests decide.
+    """NEW, BEGUN or FINISHED; manifests decide.
 
     Raises:
         ConfigError: a setting is wrong.
         RunError: the folder holds a run with other settings, or damaged manifests.
         EnvironmentFault: the environment refuses its options.
-    """  # fmt: skip
+    """
     config = resolve(parser().parse_args(run.arguments)).config
     paths = RunPaths(run.folder)
     if not paths.config.exists():
-        return "new"
+        return NEW
     if changed := differences(load_config(paths.config), config):
         raise RunError(f"{run.folder}: made with other settings ({'; '.join(changed)}); choose another --out")
     steps = plan(Facts.of(config), read_manifests(paths))  # of what is stale the run itself says what to do
-    return "finished" if all(step.action == "skip" for step in steps) else "begun"
+    return FINISHED if all(step.action == "skip" for step in steps) else BEGUN

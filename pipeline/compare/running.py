@@ -30,7 +30,7 @@ class Runner:
 
     jobs: int
     say: Callable[[str], None]
-    failures: dict[str, str] = field(default_factory=dict)  # name of the run -> what it said last
+    failures: dict[Path, str] = field(default_factory=dict)  # folder of the run -> what it said last
     stopped_by: int = 0  # the last signal that asked to stop
     asked: int = 0  # how often one has
     told: int = 0  # how often the runs have been told
@@ -79,8 +79,8 @@ class Runner:
             elif self.stopped_by:
                 self.say(f"{name}: stopped")
             else:
-                self.failures[name] = last_line(run.log)
-                self.say(f"{name}: failed after {took} ({self.failures[name]}); see {run.log}")
+                self.failures[run.folder] = last_line(run.log)
+                self.say(f"{name}: failed after {took} ({self.failures[run.folder]}); see {run.log}")
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.stopped_by, self.asked = number, self.asked + 1

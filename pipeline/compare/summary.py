@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.compare.measuring import UNJUDGED, WON, Measured
+from pipeline.compare.measuring import UNJUDGED, WON, Evaluation, Measured
 from pipeline.compare.resampling import mcnemar, on_grid, paired_interval, stratified_interval
 
 # The time table's columns: which parts of which stages' seconds they add up. All else is "rest".
@@ -52,7 +52,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "equal": [row for what in BUDGETS for row in at_equal(groups, what, splits)],
         "pairs": [row for split in splits for row in pairs(groups, split)],
         "notes": notes(groups),
-        "settings": {"shared": shared},
+        "shared_settings": shared,
     }
 
 
@@ -90,9 +90,8 @@ def success(own: Sequence[Measured], split: str) -> dict[str, Any]:
     }
 
 
-def evaluation(run: Measured, split: str, iteration: int) -> Any:
-    found = [one for one in run.evaluations if (one.split, one.iteration) == (split, iteration)]
-    return found[0] if found else None
+def evaluation(run: Measured, split: str, iteration: int) -> Evaluation | None:
+    return next((one for one in run.evaluations if (one.split, one.iteration) == (split, iteration)), None)
 
 
 def costs(own: Sequence[Measured]) -> dict[str, Estimate | None]:

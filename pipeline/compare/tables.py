@@ -34,6 +34,10 @@ def whole(x: float) -> str:
     return f"{x:,.0f}".replace(",", "\u202f")
 
 
+def seconds(x: float) -> str:
+    return whole(x) if x >= 100 else f"{x:.1f}"
+
+
 def fixed(digits: int) -> Format:
     return lambda x: f"{x:.{digits}f}"
 
@@ -88,7 +92,7 @@ def type_table(summary: Mapping[str, Any], split: str) -> Table:
 def cost_table(summary: Mapping[str, Any]) -> Table:
     columns = {
         "trajectories": ("trajectories", whole), "generated_tokens": ("tokens generated", whole),
-        "trained_tokens": ("tokens trained", whole), "wall_s": ("wall s", whole), "cpu_s": ("CPU s", whole),
+        "trained_tokens": ("tokens trained", whole), "wall_s": ("wall s", seconds), "cpu_s": ("CPU s", seconds),
         "optimize_memory_gib": ("peak GiB, optimize", fixed(2)), "peak_memory_gib": ("peak GiB, all", fixed(2)),
     }  # fmt: skip
     rows = (
@@ -109,7 +113,8 @@ def equal_tables(summary: Mapping[str, Any]) -> list[Table]:
         if own:
             names = list(own[0]["success"])
             rows = ((row["split"], *(cell(row["success"][name], percent) for name in names)) for row in own)
-            title = f"Success at {whole(own[0]['budget'])} {label}"
+            form = whole if what == "trajectories" else seconds
+            title = f"Success at {form(own[0]['budget'])} {label}"
             note = "What the cheapest run spent in all; between two evaluations a run's success is interpolated."
             found.append(Table(title, note, ("split", *names), tuple(rows)))
     return found

@@ -59,7 +59,7 @@ def page_data(title: str, summary: Mapping[str, Any], found: Sequence[Any], draw
         "notes": summary["notes"],
         "tables": [asdict(table) for table in found],
         "panels": [asdict(panel) for panel in drawn],
-        "settings": "\n".join(f"{key}: {value}" for key, value in summary["settings"]["shared"].items()),
+        "settings": "\n".join(f"{key}: {value}" for key, value in summary["shared_settings"].items()),
         "version": VERSION,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -81,8 +82,8 @@ def test_finished_runs_are_compared_as_they_are(whole_run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_comparison_is_killed_and_goes_on_where_it_was(tmp_path):
-    """Killed as soon as a run has come to its first iteration; a run that cannot start is named, the others go on."""
+def test_a_comparison_is_killed_and_stopped_and_goes_on_where_it_was(tmp_path):
+    """Killed when a run has come to its first iteration, then asked to stop; a run that cannot start is named."""
     out = tmp_path / "out"
     runs = [out / "runs" / name for name in ("sapo-seed0", "no-q-seed0")]
     child = start(command(out))
@@ -95,9 +96,19 @@ def test_a_comparison_is_killed_and_goes_on_where_it_was(tmp_path):
     assert made and not any((run / "export/manifest.json").exists() for run in runs)
 
     child = start(command(out))
+    for line in child.stdout:
+        if line.endswith("no-q-seed0.log\n"):  # the second of them is started
+            break
+    wait_for(lambda: all(owner_pid(run / "run.lock") is not None for run in runs), "second start")
+    child.send_signal(signal.SIGTERM)
+    said, _ = child.communicate(timeout=LIMIT_S)
+    assert child.returncode == 128 + signal.SIGTERM and "the same command goes on" in said, said
+    assert not any((run / "export/manifest.json").exists() for run in runs)
+
+    child = start(command(out))
     said, _ = child.communicate(timeout=LIMIT_S)
     assert child.returncode == 1, said  # one run has failed
-    assert "3 runs, 0 of them finished" in said and "  begun     " in said
+    assert "3 runs, 0 of them finished" in said and said.count("  begun     ") == 2
     for run, before in made.items():
         assert (run / "model/manifest.json").stat().st_mtime_ns == before  # what was done is not done again
     assert "wide-seed0: failed after" in said and "run.ranks = 4096" in said

@@ -98,7 +98,7 @@ def test_the_settings_that_differ_are_named():
     found = summarise([make("a"), make("b", settings={"optimize.q_coef": 0.0}), make("b", 1)])
     first, second = found["variants"]
     assert first["settings"] == {"optimize.q_coef": 0.5} and second["settings"] == {"optimize.q_coef": 0.0}
-    assert found["settings"]["shared"] == {"env.name": "corridor"} and second["seeds"] == [0, 1]
+    assert found["shared_settings"] == {"env.name": "corridor"} and second["seeds"] == [0, 1]
 
 
 def test_the_tables_as_markdown():
