@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from pipeline.manifests import ENGINE, POLICY, Manifest, check_outputs
+from pipeline.manifests import CRITIC, CRITIC_ENGINE, ENGINE, POLICY, Manifest, check_outputs
 from pipeline.plan import Name, policy_maker
 from pipeline.run_directory import RunError, RunPaths
 
@@ -36,7 +36,7 @@ def is_whole(
     manifests: Mapping[Name, Manifest],
     iteration: int,
     warm_start: bool,
-    needed: tuple[str, ...] = (POLICY, ENGINE),
+    needed: tuple[str, ...] = (POLICY, ENGINE, CRITIC, CRITIC_ENGINE),
 ) -> bool:
     """Whether training can go on from a policy: nothing of it was removed, and every file is what was written.
 
