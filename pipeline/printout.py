@@ -16,7 +16,7 @@ from runtime.progress import clock
 
 # Parts of `StageResult.seconds` that are neither generation, environment, scoring, optimising nor evaluating,
 # though a stage does them. The time of a stage that it gives no part for counts as staging too.
-STAGING_PARTS = ("load_s", "save_s", "export_s", "refresh_s")
+STAGING_PARTS = ("load_s", "save_s", "export_s", "critic_save_s", "refresh_s")
 NOT_PARTS = ("total", "manifest")
 TIMES_KEPT = 50  # processes of a run that times.json remembers one by one
 ITERATION_STAGES = ("collect_rollouts", "compute_advantages", "optimize")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -72,13 +73,35 @@ def main(root: Path, names: list[str]) -> None:
         session = open_session(root / name)
         import_stages(session)
         assert drive(session) == 0
-        for engine in (session.resident.engine, session.resident.critic_engine):
-            if engine is not None:
-                engine.close()
-        session.close()
+        close(session)
         seconds[name] = round(time.monotonic() - started, 1)
+    do_again_in_pieces(root / "ppo", root / "ppo-cut")
     leave()
     (root / "seconds.json").write_text(json.dumps(seconds))
+
+
+def close(session: Any) -> None:
+    for engine in (session.resident.engine, session.resident.critic_engine):
+        if engine is not None:
+            engine.close()
+    session.close()
+
+
+def do_again_in_pieces(source: Path, target: Path) -> None:
+    """From the rollouts of a run all that follows anew, each stage as if in a process of its own."""
+    from pipeline.plan import next_step
+    from pipeline.session import do_step, open_session
+
+    shutil.copytree(source, target)
+    for made in ("checkpoints/0001", "checkpoints/0002", "iterations/0001/advantages", "iterations/0002/advantages"):
+        shutil.rmtree(target / made)
+    step = True
+    while step:
+        session = open_session(target)
+        step = next_step(session.steps())
+        if step:
+            do_step(session, step.name)
+        close(session)
 
 
 if __name__ == "__main__":

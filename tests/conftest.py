@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.algorithm_runs import make_algorithm_runs
 from tests.whole_run import make_whole_run
 
 
@@ -11,3 +12,9 @@ from tests.whole_run import make_whole_run
 def whole_run(tmp_path_factory):
     """A finished run in the corridor, made once a session by the real driver. To be copied before it is changed."""
     return make_whole_run(tmp_path_factory.mktemp("whole") / "corridor-seed0")
+
+
+@pytest.fixture(scope="session")
+def algorithm_runs(tmp_path_factory):
+    """A folder with a finished run of every algorithm (tests/algorithm_runs.py), made once a session."""
+    return make_algorithm_runs(tmp_path_factory.mktemp("algorithms"))
