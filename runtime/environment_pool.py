@@ -205,14 +205,18 @@ class EnvironmentPool:
         return bool(worker.sent) or not worker.ready
 
     def _limit(self, worker: _Worker) -> float:
-        return worker.busy_since + (self.timeout_s if worker.ready else max(START_SECONDS, self.timeout_s))
+        return worker.busy_since + self._patience_s(worker)
+
+    def _patience_s(self, worker: _Worker) -> float:
+        return self.timeout_s if worker.ready else max(START_SECONDS, self.timeout_s)
 
     def _check_limits(self) -> list[Reply]:
         replies = []
         for index, worker in enumerate(self._workers):
             late = self._occupied(worker) and time.monotonic() >= self._limit(worker)
             if late and not worker.connection.poll():  # an answer that came in meanwhile is read at the next poll
-                replies += self._replace(index, f"no answer for {self.timeout_s:g} s (rollout.turn_timeout_s)")
+                waited = f"no answer for {self._patience_s(worker):g} s (rollout.turn_timeout_s)"
+                replies += self._replace(index, waited)
         return replies
 
     def _replace(self, index: int, reason: str) -> list[Reply]:

@@ -67,7 +67,7 @@ def test_what_a_run_goes_on_after(scratch, library, uncut):
     """One start: a worker that hangs, a clock that jumps back, locks that killed processes left."""
     trial = Trial(scratch / "survived", uncut, library, "driver")
     trial.prepare()
-    hang = Act("SIGSTOP", "worker", 60, name="environment hangs")
+    hang = Act("SIGSTOP", "worker", 140, name="environment hangs")
     clock = Order(100, "clock -86400", name="clock jumps")
     survived = strike(trial, "survived", Blow(clock, (hang,), owned_by_nobody(False), stale_jit_lock=True))
     assert sorted(survived.dealt) == ["clock jumps", "environment hangs", "stale JIT lock", "stale lock"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from env_adapters.base import Task
+from runtime import environment_pool
 from runtime.environment_pool import EnvironmentPool, EnvironmentPoolError
 from runtime.environment_worker import _play
 from runtime.prompts import PromptRenderer
@@ -259,6 +260,14 @@ def test_close_ends_the_workers_even_a_hung_one():
     pids = environments.pids()
     environments.close()
     assert wait_for_end(pids, 0.1)
+
+
+def test_a_worker_that_hangs_while_it_starts_is_named_with_the_time_it_was_given(monkeypatch):
+    monkeypatch.setattr(environment_pool, "START_SECONDS", 1.0)
+    with pool(workers=1, timeout_s=0.5) as environments:
+        os.kill(environments.pids()[0], signal.SIGSTOP)
+        with pytest.raises(EnvironmentPoolError, match=r"worker 0 .*: no answer for 1 s .* while starting"):
+            environments.poll(20.0)
 
 
 def test_workers_do_not_outlive_a_killed_parent_and_import_no_torch():
