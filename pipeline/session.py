@@ -200,10 +200,12 @@ def check_tasks(adapter: Any, config: Config) -> None:
     wanted = config.rollout.trajectories // samples
     found = len(adapter.tasks(adapter.train_split))
     if found < wanted:
-        remedy = f"set rollout.trajectories={found} or less" if found else "see what it says above and its options"
-        raise RunError(
-            f"{name}: its split {adapter.train_split} has {found} tasks, rollout.trajectories = {wanted}; {remedy}"
-        )
+        remedy = "see what it says above and its options"
+        if found:
+            remedy = f"set rollout.trajectories={found * samples} or less"
+        asked = f"rollout.trajectories = {config.rollout.trajectories}"
+        more = f" asks for {wanted}" if samples > 1 else ""
+        raise RunError(f"{name}: its split {adapter.train_split} has {found} tasks, {asked}{more}; {remedy}")
     if config.warm_start.enabled and not adapter.tasks(adapter.warm_start_split):
         raise RunError(
             f"{name}: its split {adapter.warm_start_split} has no tasks to demonstrate; "
