@@ -77,7 +77,8 @@ def _state(run: Run) -> str:
     if step.stage in ("collect_rollouts", "evaluate"):
         folder = run.paths.stage(step.stage, step.iteration)
         episodes = sum(_count_lines(path) for path in folder.glob("*" + SHARD_PATTERN))
-        wanted = f" of {run.setting('rollout', 'trajectories')}" if step.stage == "collect_rollouts" else ""
+        asked = run.setting("rollout", "trajectories") if step.stage == "collect_rollouts" else None
+        wanted = f" of {asked}" if asked is not None and episodes <= asked else ""  # some algorithms play more
         return f"{who}; {'at' if pid is not None else 'next'} {at}, {episodes}{wanted} episodes played"
     return f"{who}; {'at' if pid is not None else 'next'} {at}"
 
