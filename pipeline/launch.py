@@ -43,7 +43,7 @@ FREE_PORT = "<free port>"  # in what is only shown: chosen at the start
 DEFECT = 1
 STOPPED = {128 + number: number for number in (signal.SIGINT, signal.SIGTERM)}
 DYING_S = 5.0  # the ranks of a killed launcher end within this
-STOP_S = 7  # a stage in progress gets this long to come to its end when a stop is asked for
+STOP_S = 6  # a stage in progress gets this long to come to its end when a stop is asked for
 
 
 def main(argv: list[str] | None = None) -> None:

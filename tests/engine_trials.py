@@ -76,7 +76,8 @@ def single(root: Path) -> dict:
             learning_rate=3e-3,
         )  # fmt: skip
         results[name] = train(copy_run(root, "tied", f"warm-up-{name}", distributed), distributed, [1], values_first)
-    results["converted"] = train(copy_run(root, "pair", "from-pair", distributed), distributed, [2], keep_resident=True)
+    results["converted"] = train(copy_run(root, "pair", "from-pair", distributed), distributed, [2])
+    results["converted 4"] = train(copy_run(root, "pair", "from-pair-4", distributed), distributed, [4])
     results["warm start"] = start_warm(root, "warm-single", distributed)
     results["faults"] = faults(root, distributed)
     results["skipped"] = skipped_step(root, distributed)
@@ -194,6 +195,12 @@ def collectives(distributed) -> dict:
     }
 
 
+def three(root: Path) -> dict:
+    """Three ranks go on from a checkpoint of two."""
+    distributed = init_distributed(60.0)
+    return {"converted 4": train(copy_run(root, "pair", "from-pair-3-ranks", distributed), distributed, [4])}
+
+
 def openmpi(root: Path) -> dict:
     """mpirun without launcher variables: ranks through mpi4py; then one rank's checkpoint on two."""
     distributed = init_distributed(60.0)
@@ -204,7 +211,7 @@ def openmpi(root: Path) -> dict:
 
 if __name__ == "__main__":
     mode, folder = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    found = {"single": single, "pair": pair, "openmpi": openmpi}[mode](Path(folder))
+    found = {"single": single, "pair": pair, "three": three, "openmpi": openmpi}[mode](Path(folder))
     if os.environ["RANK"] == "0":
         Path(folder, f"{mode}.json").write_text(json.dumps(found))
     leave()

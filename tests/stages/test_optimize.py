@@ -1,4 +1,4 @@
-"""The optimize stage under the real launchers: three starts, many trials each (tests/engine_trials.py)."""
+"""The optimize stage under the real launchers: four starts, many trials each (tests/engine_trials.py)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "tests/engine_trials.py"
 LIMIT_S = 400
+LOSSES = ("sapo/policy_loss", "sapo/value_loss", "sapo/q_loss", "sapo/entropy", "sapo/kl_ref")
 
 
 def environment() -> dict[str, str]:
@@ -65,6 +66,11 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pair(root) -> dict:
     return launch(["deepspeed", "--num_accelerators", "2", "--master_port", str(free_port())], root, "pair")
+
+
+@pytest.fixture(scope="module")
+def three(root, pair) -> dict:
+    return launch(["deepspeed", "--num_accelerators", "3", "--master_port", str(free_port())], root, "three")
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +167,7 @@ def test_two_ranks_equal_one(root, pair, single):
         for name, value in one.items():
             if "tokens_per_s" not in name and "peak_memory" not in name and "first_ratio" not in name:
                 assert two[name] == pytest.approx(value, rel=2e-6, abs=2e-6), name
-    losses = ("sapo/policy_loss", "sapo/value_loss", "sapo/q_loss", "sapo/entropy", "sapo/kl_ref")
-    for name in losses:
+    for name in LOSSES:
         assert pair["pair"][0][name] == pytest.approx(single["resident"][0][name], rel=1e-6), name
     assert largest_difference(policy(root, "resident", 4), policy(root, "pair", 4)) < 5e-6
 
@@ -266,6 +271,16 @@ def test_export_equals_the_masters_to_the_bit(root, single):
 def test_optimizer_resumes_at_another_number_of_ranks(root, single, openmpi, mode):
     resumed, whole = {"pair to single": ("from-pair", "pair"), "single to pair": ("from-single", "fresh")}[mode]
     assert largest_difference(policy(root, resumed, 2), policy(root, whole, 2)) < 5e-6
+
+
+def test_a_run_of_two_ranks_goes_on_with_one_and_with_three(root, pair, single, three):
+    """Losses of the next iteration and the weights after it, against the two ranks that went on."""
+    assert pair["pair"][3]["count/turns"] > 2  # or there is little to compare
+    for resumed, run in ((single, "from-pair-4"), (three, "from-pair-3-ranks")):
+        (metrics,) = resumed["converted 4"]
+        for name in LOSSES:
+            assert metrics[name] == pytest.approx(pair["pair"][3][name], rel=1e-5, abs=1e-7), (run, name)
+        assert largest_difference(policy(root, run, 4), policy(root, "pair", 4)) < 5e-6
 
 
 @pytest.mark.parametrize(("fault", "message"), [
