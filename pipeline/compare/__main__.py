@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   python -m pipeline.compare --algorithms sapo,ppo,grpo --seeds 5 --env alfworld --preset tiny --jobs 2
   python -m pipeline.compare --algorithms sapo --variant no-q:optimize.q_coef=0 --seeds 3
   python -m pipeline.compare --runs runs/tiny-alfworld-seed0 ppo:runs/other --out results
-  python -m pipeline.compare --from runs/compare-tiny-alfworld --out docs/results/tiny   tables and curves anew
+  python -m pipeline.compare --from runs/comparison-tiny-alfworld --out docs/results/tiny   tables and curves anew
 The same command again goes on where it was. docs/comparing.md says what the numbers mean."""
 FAILED, FAULT = 1, 2
 
@@ -94,7 +94,7 @@ def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[
 
 
 def default_out(flags: argparse.Namespace) -> Path:
-    return Path("runs") / f"compare-{flags.preset or DEFAULT_PRESET}-{slug(flags.env or 'alfworld')}"
+    return Path("runs") / f"comparison-{flags.preset or DEFAULT_PRESET}-{slug(flags.env or 'alfworld')}"
 
 
 def look_at(planned: Sequence[PlannedRun]) -> tuple[dict[Path, str], dict[Path, str]]:
@@ -176,7 +176,7 @@ def arguments() -> argparse.ArgumentParser:
     flags.add_argument("--runs", nargs="+", default=[], metavar="[NAME:]DIR", help="finished runs to compare as well")
     flags.add_argument("--from", dest="source", nargs="+", type=Path, metavar="DIR",
                        help="folders of comparisons: write them anew, as one")  # fmt: skip
-    flags.add_argument("--out", type=Path, help="where everything goes; default: runs/compare-<preset>-<env>")
+    flags.add_argument("--out", type=Path, help="where everything goes; default: runs/comparison-<preset>-<env>")
     flags.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
     flags.add_argument("--dry-run", action="store_true", help="print the runs; start nothing")
     for name, kind in (("preset", str), ("model", str), ("env", str), ("iterations", int), ("ranks", int)):
