@@ -30,7 +30,6 @@ DOORS = {
     "tensorboard": set(),
     "scipy": set(),  # for tests
     "rich": {"pipeline/inspect"},
-    "msgspec": {"pipeline/inspect/reading.py", "pipeline/manifests.py"},
     "matplotlib": {"pipeline/report/figures.py"},
     "wandb": {"runtime/forwarding.py"},
     "trackio": {"runtime/forwarding.py"},
