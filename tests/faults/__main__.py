@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=200, help="faults that came to pass")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="a line a run; taken up where it is there")
+    parser.add_argument(
+        "--mode", choices=sorted({kind[0] for kind in KINDS_OF_RUN}), help="only runs started in this way"
+    )
     parser.add_argument("--scratch", type=Path, help="where the runs are made, and stay while they are not done")
     arguments = parser.parse_args()
     scratch = arguments.scratch or Path(tempfile.gettempdir()) / f"sapo-faults-{arguments.seed}"
@@ -45,7 +49,8 @@ def main() -> None:
     under_the_layer(build(scratch))
     import_everything()
     print(f"seed {arguments.seed}, {arguments.points} points", flush=True)
-    torment(arguments.points, arguments.seed, arguments.out, scratch)
+    kinds = [kind for kind in KINDS_OF_RUN if arguments.mode in (None, kind[0])]
+    torment(arguments.points, arguments.seed, kinds, arguments.out, scratch)
     runs = read(arguments.out)
     print(table(runs))
     raise SystemExit(any(run["faults"] or any(one["faults"] for one in run["attempts"]) for run in runs))
@@ -56,7 +61,7 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def torment(points: int, seed: int, out: Path, scratch: Path) -> None:
+def torment(points: int, seed: int, kinds: Sequence[tuple[str, int, int, int]], out: Path, scratch: Path) -> None:
     """Make runs until so many faults came to pass; each run has its own random numbers, by seed and number."""
     library, mounts = build(scratch), may_mount(scratch / "mount")
     references: dict[int, tuple[Path, int]] = {}
@@ -64,7 +69,7 @@ def torment(points: int, seed: int, out: Path, scratch: Path) -> None:
     while sum(happened(runs).values()) < points:
         number = len(runs)
         rng = random.Random(f"{seed}-{number}")
-        mode, ranks, iterations, share = KINDS_OF_RUN[number % len(KINDS_OF_RUN)]
+        mode, ranks, iterations, share = kinds[number % len(kinds)]
         if ranks not in references:
             reference = scratch / f"uncut-{ranks}"
             references[ranks] = reference, make_reference(reference, library, ranks)
