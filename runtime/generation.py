@@ -25,6 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Requests wait until they are this share (one in so many) of the live rows: at small sizes a prefill of two rows costs
+# as much as a decode step of all.
+JOIN_SHARE = 3
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # a CPU wants activations that stay in its caches, a GPU wants work
 
 
@@ -154,7 +157,7 @@ class Generator:
         A joiner gets its first token from the prefill and its second in the same call.
         """
         done: list[Completion] = []
-        if self.waiting and len(self.rows) < self.slots:
+        if len(self.waiting) * JOIN_SHARE >= len(self.rows) and self.waiting and len(self.rows) < self.slots:
             self._join()
             done += self._leave()
         if self.rows:

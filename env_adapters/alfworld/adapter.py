@@ -187,7 +187,7 @@ class AlfworldAdapter:
     def follow_up(self, observation: Observation) -> str:
         """The user message of a later turn of a transcript."""
         if self.prompt_form == "compact":
-            return f" ; now {prompts.brief(observation.text)}"
+            return f" ; {prompts.compact_follow_up(observation)}"
         return f"Your current observation is: {observation.text}"
 
     def response(self, action: str) -> str:
@@ -215,7 +215,7 @@ class AlfworldAdapter:
         }
         if isinstance(games, RealGames):
             grammars = dict(games.grammars)
-            return {**facts, "data_dir": str(self._data_dir), "grammars": grammars, "skipped": dict(games.skipped)}
+            return {**facts, "grammars": grammars, "skipped": dict(games.skipped), "sha256": dict(games.sha256)}
         return {
             **facts,
             "scene": self.options.scene,

@@ -50,6 +50,11 @@ def compact(observation: Observation, history: Sequence[PastTurn], turns_taken: 
     return " ; ".join(parts)
 
 
+def compact_follow_up(observation: Observation) -> str:
+    """What a later turn adds to a transcript of few words: what is seen now, and the task again, near the response."""
+    return f"now {brief(observation.text)} ; task {plain(observation.goal)}"
+
+
 # Longest first: a later rule would eat the beginning of an earlier one.
 _SHORTER = [
     (re.compile(pattern), replacement)
