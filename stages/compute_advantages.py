@@ -274,6 +274,8 @@ def _moments(p: Sequence[float], y: Sequence[float]) -> tuple[float, ...]:
 
 def no_signal(metrics: Mapping[str, float], counts: Mapping[str, int]) -> str | None:
     """What to say of a batch that tells the policy nothing; None where it does."""
+    if not counts["turns"]:
+        return f"none of its {counts['not_selected']} trajectories is of use to the algorithm: the policy stays"
     if metrics["advantage/zero_variance"]:
         return f"the advantages of all {counts['turns']} turns are 0: the policy learns nothing from it"
     if metrics.get("advantage/equal_returns"):
