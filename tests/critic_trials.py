@@ -29,7 +29,7 @@ from stages import optimize
 from stages.context import Resident
 from tests.training_run import TURNS, context, make_run, settings
 
-CREDITS = ("turn", "token")
+ITERATIONS = {"turn": (1, 2, 3, 4), "token": (1, 2)}  # by credit; 2 has one turn, 3 none
 
 
 def ppo_settings(**optimize_settings: Any) -> Config:
@@ -39,7 +39,7 @@ def ppo_settings(**optimize_settings: Any) -> Config:
 
 def make_critic_runs(root: Path) -> None:
     """Write ROOT/turn and ROOT/token."""
-    for credit in CREDITS:
+    for credit in ITERATIONS:
         paths = make_run(root / credit)
         draw = random.Random(7)
         for iteration in TURNS:
@@ -100,20 +100,23 @@ def killed(root: Path, distributed: Distributed) -> list[dict[str, float]]:
             optimize.run(context(RunPaths(root / "begun"), ppo_settings(), 1, distributed, resident))
         except KeyboardInterrupt:
             close(resident)
-    return train(root, "begun", "killed", distributed, [1, 2], ppo_settings(), keep_resident=False)
+    return train(root, "begun", "killed", distributed, [1], ppo_settings())
 
 
 def single(root: Path) -> dict[str, Any]:
     distributed = init_distributed(60.0)
     whole, results = ppo_settings(microbatch_tokens=1000), {}
-    for credit in CREDITS:
-        results[credit] = train(root, credit, f"{credit}-single", distributed, [1, 2, 3, 4], ppo_settings())
+    for credit, iterations in ITERATIONS.items():
+        results[credit] = train(root, credit, f"{credit}-single", distributed, iterations, ppo_settings())
         results[f"{credit} split"] = train(root, credit, f"{credit}-split", distributed, [1], whole)
-    results["fresh"] = train(root, "turn", "fresh", distributed, [1, 2, 3, 4], ppo_settings(), keep_resident=False)
+    results["fresh"] = train(
+        root, "turn", "fresh", distributed, ITERATIONS["turn"], ppo_settings(), keep_resident=False
+    )
     results["killed"] = killed(root, distributed)
     # one batch over and over: the targets are random numbers, so only learning them by heart explains them
-    still = {"warmup_steps": 0, "weight_decay": 0.0, "value_clip": 10.0, "minibatch_size": 100}
-    for epochs in (1, 60):
+    still = {"warmup_steps": 0, "weight_decay": 0.0, "value_clip": 10.0, "minibatch_size": 100,
+             "microbatch_tokens": 1000}  # fmt: skip
+    for epochs in (1, 30):
         learning = ppo_settings(epochs=epochs, **still)
         results[f"{epochs} epochs"] = train(root, "turn", f"epochs-{epochs}", distributed, [1], learning)
     return results
@@ -122,7 +125,8 @@ def single(root: Path) -> dict[str, Any]:
 def pair(root: Path) -> dict[str, Any]:
     distributed = init_distributed(60.0)
     results = {
-        credit: train(root, credit, f"{credit}-pair", distributed, [1, 2, 3, 4], ppo_settings()) for credit in CREDITS
+        credit: train(root, credit, f"{credit}-pair", distributed, iterations, ppo_settings())
+        for credit, iterations in ITERATIONS.items()
     }
     return results if distributed.is_main else {}
 
