@@ -71,6 +71,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         _check(bool(self.name), "algorithm.name", self.name, "a known algorithm or package.module:Class")
+        _check(isinstance(self.options, Mapping), "algorithm.options", self.options, "a section of keys")
 
 
 @dataclass(frozen=True)

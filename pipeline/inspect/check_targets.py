@@ -196,8 +196,8 @@ def _compare_targets(
     folder, path = run.paths.advantages(iteration), run.paths.advantages(iteration) / "targets.jsonl"
     try:
         again = recompute(settings, cases, baselines)
-    except (ValueError, LookupError, ArithmeticError) as fault:
-        yield found(run, path, f"cannot be recomputed ({fault}): scores or baselines are not what was read")
+    except (ValueError, TypeError, LookupError, ArithmeticError) as fault:
+        yield found(run, path, f"cannot be recomputed ({fault}): scores, baselines or options are not what was read")
         return
     if again is None:  # an algorithm of the user's own
         keys = {case.key for case in cases}

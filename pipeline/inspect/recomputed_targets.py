@@ -52,7 +52,7 @@ class Recomputed:
 
 def is_selected(name: str, options: Mapping[str, Any], case: Case, group: Sequence[Case]) -> bool:
     """Whether a trajectory without error is scored: DAPO leaves out groups whose returns are equal."""
-    if name != "dapo" or not options["max_extra_rounds"]:
+    if name != "dapo" or not options.get("max_extra_rounds"):
         return True
     return any(other.total != case.total for other in group)
 
