@@ -18,7 +18,7 @@ function everything() {
   for (const split of new Set(data.panels.map((panel) => panel.section))) {
     const place = section(`curves-${split}`, `Curves, ${split}`,
       "Thin: single seeds. Thick: their interquartile mean; shaded: its 95 % bootstrap interval over seeds.");
-    place.append(make("div", { class: "panels wide" }, ...data.panels.filter((panel) => panel.section === split).map(curves)));
+    place.append(make("div", { class: "panels broad" }, ...data.panels.filter((panel) => panel.section === split).map(curves)));
   }
   const place = section("tables", "Tables", "");
   for (const one of others) tableSection(place, one);

@@ -65,21 +65,17 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def success_table(summary: Mapping[str, Any]) -> Table:
-    splits = summary["splits"]
-    head = ("variant", "seeds", *(f"{split} {when}" for split in splits for when in ("before", "after")),
-            *(f"{split} turns" for split in splits))  # fmt: skip
-    rows = []
-    for variant in summary["variants"]:
-        own = [summary["success"][split][variant["name"]] for split in splits]
-        shown = [cell(one[when], percent) for one in own for when in ("before", "after")]
-        rows.append(
-            (variant["name"], str(len(variant["seeds"])), *shown, *(cell(one["turns"], fixed(1)) for one in own))
-        )
+    seeds = {one["name"]: str(len(one["seeds"])) for one in summary["variants"]}
+    rows = (
+        (f"{split}, {name}", seeds[name], cell(one["before"], percent), cell(one["after"], percent),
+         cell(one["score"], percent), cell(one["turns"], fixed(1)))
+        for split in summary["splits"] for name, one in summary["success"][split].items()
+    )  # fmt: skip
     note = (
-        "Success in per cent of the held-out episodes of a split, before training and at the end; turns an episode at "
-        "the end. Interquartile mean over seeds [95 % bootstrap interval over seeds]."
+        "Success in per cent of a split's held-out episodes, before training and at the end; score (in per cent) and "
+        "turns of an episode at the end. Interquartile mean over seeds [95 % bootstrap interval over seeds]."
     )
-    return Table("Success", note, head, tuple(rows))
+    return Table("Success", note, ("split, variant", "seeds", "before", "after", "score", "turns"), tuple(rows))
 
 
 def type_table(summary: Mapping[str, Any], split: str) -> Table:

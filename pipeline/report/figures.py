@@ -19,6 +19,7 @@ from pipeline.report.curves import Panel  # noqa: E402
 COLORS = ("#1f5fa8", "#c0500c", "#2a7d4f", "#7a4fa3", "#9a7400", "#b3347f", "#0f7c86", "#6b5a4a")
 WIDTH, ROW = 6.75, 1.75  # inches: both columns of a page; one row of panels
 COLUMNS = 3
+COMPARISON_DPI = 160  # many bands over each other: at 300 a file has most of a megabyte
 FEW = 12  # points that are drawn with their intervals as bars
 ROUND = [1, 2, 2.5, 5, 10]  # steps of the ticks
 STYLE = {
@@ -49,7 +50,7 @@ def save(figure: Figure, path: Path) -> Path:
 def write_comparison(path: Path, panels: Sequence[Panel]) -> Path:
     """Panels of the same lines, two a row, with one legend for all of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "savefig.dpi": COMPARISON_DPI}):
         figure = curves_figure(panels, columns=2, row=1.3 * ROW, legends=False)
         lines, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(lines, names, loc="outside lower center", ncols=min(5, len(names)))

@@ -104,7 +104,9 @@ def test_the_settings_that_differ_are_named():
 def test_the_tables_as_markdown():
     runs = [make(name, seed, success=(0.0, 0.5, last)) for name, last in (("a|b", 0.25), ("c", 0.5)) for seed in (0, 1)]
     text = markdown(tables(summarise(runs)), "two", ["a <note>"])
-    assert "| a\\|b | 2 | 0.0 | 25.0 | 6.0 |" in text and "| c | 2 | 0.0 | 50.0 | 6.0 |" in text
+    assert (
+        "| near, a\\|b | 2 | 0.0 | 25.0 | 25.0 | 6.0 |" in text and "| near, c | 2 | 0.0 | 50.0 | 50.0 | 6.0 |" in text
+    )
     assert "| heat | 25.0 | 50.0 |" in text and "- a <note>" in text
     assert "| near, a\\|b – c | 2 | 4 | +0.0 [+0.0, +0.0] | 0 | 0 | 1.000 |" in text
     assert "| a\\|b | 1.00 | 0.50 | 0.75 | 1.25 | 1.00 | 4.50 |" in text
