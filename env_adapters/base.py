@@ -134,4 +134,8 @@ class Adapter(Protocol):
         """Texts that together hold every word of the environment and its prompts (for a word-level tokenizer)."""
 
     def description(self) -> Mapping[str, Any]:
-        """Facts to log with every result: engine version, data source, grammar in use, counts, hashes."""
+        """Facts that go into every manifest and result: engine version, data source, grammar in use, counts, hashes.
+
+        JSON types, and the same at every start over the same data: no times, no places. A run refuses to go on where
+        they have changed.
+        """

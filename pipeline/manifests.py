@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -62,6 +62,7 @@ class Manifest:
     peak_memory_mib: Mapping[str, float] = field(default_factory=dict)  # of the highest rank's process until then
     ranks: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)  # `Adapter.description()`: data, grammar, hashes
     removed: tuple[str, ...] = ()  # folders that retention took away ("engine/", "policy/")
     format: int = FORMAT
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -186,8 +187,28 @@ def _prepare(session: Session) -> None:
     report = ProgressReport(session.progress)
     session.adapter.prepare(report)
     report.close()
-    print(environment_line(session.config.env.name, session.adapter.description()), flush=True)
+    description = session.adapter.description()
+    print(environment_line(session.config.env.name, description), flush=True)
+    refuse_other_data(session.paths.root, session.manifests, description)
     check_tasks(session.adapter, session.config)
+
+
+def refuse_other_data(root: Path, manifests: Mapping[Name, Manifest], description: Mapping[str, Any]) -> None:
+    """A run goes on over the games or the catalogue that it began with.
+
+    Raises:
+        RunError: the adapter describes other data than a manifest holds; names what differs.
+    """
+    now = json.loads(json.dumps(description))
+    for (stage, iteration), manifest in manifests.items():
+        then = manifest.environment
+        changed = sorted(key for key in then.keys() & now.keys() if then[key] != now[key])
+        if changed:
+            parts = "; ".join(f"{key} {then[key]} -> {now[key]}"[:300] for key in changed)
+            raise RunError(
+                f"{root}: the environment's data has changed since {stage} {iteration} ({parts}); put the old data "
+                "back, or start a new run with another --run-dir"
+            )
 
 
 def check_tasks(adapter: Any, config: Config) -> None:
@@ -300,6 +321,7 @@ def _record(session: Session, step: Name, result: StageResult, work_s: float, cp
         peak_memory_mib={kind: max(rank[kind] for rank in memory) for kind in ("cpu", "cuda")},
         ranks=session.distributed.world_size,
         versions=versions(),
+        environment=session.adapter.description(),
     )
     manifest = replace(manifest, seconds={**manifest.seconds, "manifest": time.monotonic() - started})
     write_manifest(manifest, session.paths.manifest(stage, iteration))

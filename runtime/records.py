@@ -117,6 +117,8 @@ def from_json(data: Any, where: str) -> Trajectory:
 
 def _turn_from_json(data: dict[str, Any]) -> Turn:
     actions = data["admissible_actions"]
+    if actions is not None and (type(actions) is not list or not set(map(type, actions)) <= {str}):
+        raise TypeError("admissible_actions is no list of texts")
     return Turn(
         **{
             **data,
@@ -153,8 +155,8 @@ def _check_scalars(record: Trajectory | Turn, where: str) -> None:
 
 def _check(trajectory: Trajectory, where: str) -> None:
     _check_scalars(trajectory, where)
-    if not isinstance(trajectory.task, dict):
-        raise RecordError(f"{where}: task is no object; delete the line to replay it")
+    if type(trajectory.task) is not dict or not isinstance(trajectory.error, str | None):
+        raise RecordError(f"{where}: task is no object, or error no text; delete the line to replay it")
     if trajectory.status not in STATUSES:
         known = ", ".join(STATUSES)
         raise RecordError(f"{where}: status {trajectory.status!r} is none of {known}; delete the line to replay it")

@@ -9,6 +9,10 @@ from pathlib import Path
 from pipeline.config_loading import build_config, save_config
 from tests.processes import ENVIRONMENT, ROOT
 
+SECRETS = {  # in the environment of the run: tests/test_safety.py looks for them in all that it wrote
+    "HF_TOKEN": "hf_pQ7secretOfTheHub", "HUGGING_FACE_HUB_TOKEN": "hf_x9oldSecret", "WANDB_API_KEY": "8f3aOfWandb",
+    "AWS_SECRET_ACCESS_KEY": "wJalrsecretOfTheCloud", "MY_OWN_VARIABLE": "correct-horse-battery-staple",
+}  # fmt: skip
 LIMIT_S = 900  # it takes half a minute where nobody else wants the cores
 SETTINGS = {
     "run": {"iterations": 4, "ranks": 1},
@@ -30,7 +34,8 @@ def make_whole_run(run_dir: Path) -> Path:
     """Train in the corridor for four iterations, on one rank without a launcher."""
     save_config(build_config(SETTINGS), run_dir / "config.yaml")
     command = [sys.executable, "pipeline/driver.py", "--run-dir", str(run_dir)]
-    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    environment = {**ENVIRONMENT, **SECRETS, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
+    (run_dir.parent / "output.txt").write_text(done.stdout + done.stderr)
     return run_dir

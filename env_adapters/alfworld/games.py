@@ -32,7 +32,7 @@ GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem", "solvable")
 REAL_VERSION_FOLDER = "json_2.1.1"
 REAL_FOLDERS = {"train": "train", "seen": "valid_seen", "unseen": "valid_unseen"}
 TRANSLATION_VERSION = 2  # part of the name of kept translations
-SCAN_VERSION = 1  # likewise of kept scans
+SCAN_VERSION = 2  # likewise of kept scans
 MANIFEST = "manifest.json"  # of a folder of packs
 TASK_ID = re.compile(r"[A-Za-z0-9/_.-]+")
 LARGEST = 1 << 26  # bytes that a game or a translation unpacks to; a real one has less than one MiB
@@ -154,6 +154,7 @@ class RealGames:
         scan = self._kept_scan()
         self.skipped: dict[str, int] = scan["skipped"]
         self.grammars: dict[str, int] = scan["grammars"]
+        self.sha256: dict[str, str] = scan["sha256"]  # by split of the data: names and contents of the games in use
         self._splits = {
             split: [Task(task_id, split, task_type, {"game": game}) for task_id, task_type, game in found]
             for split, found in scan["splits"].items()
@@ -207,7 +208,16 @@ class RealGames:
                 name = re.sub(r"[^A-Za-z0-9/_.-]", "_", game.split("/", 2)[2])
                 splits[split].append([f"{split}/{name}", traj["task_type"], game])
             splits[split].sort()
-        return {"splits": splits, "skipped": dict(skipped), "grammars": dict(grammars)}
+        sha256 = {split: self._digest(found) for split, found in splits.items()}
+        return {"splits": splits, "skipped": dict(skipped), "grammars": dict(grammars), "sha256": sha256}
+
+    def _digest(self, found: list) -> str:
+        digest = hashlib.sha256()
+        for task_id, _, game in found:
+            digest.update(f"{task_id}\n".encode())
+            for name in (GAME_FILE, TRAJ_FILE):
+                digest.update(hashlib.sha256((self._root / game / name).read_bytes()).digest())
+        return digest.hexdigest()
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._splits[split]
@@ -241,7 +251,7 @@ def _checked_scan(scan: Any) -> dict[str, Any]:
         for task_id, task_type, game in found:
             if not TASK_ID.fullmatch(task_id) or not isinstance(task_type, str) or not is_inside(game):
                 raise ValueError(task_id)
-    return {"splits": scan["splits"], "skipped": dict(scan["skipped"]), "grammars": dict(scan["grammars"])}
+    return {"splits": scan["splits"], **{name: dict(scan[name]) for name in ("skipped", "grammars", "sha256")}}
 
 
 def _renamed(task: Task, split: str) -> Task:

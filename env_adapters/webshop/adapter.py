@@ -176,11 +176,14 @@ class WebshopAdapter:
 
     def description(self) -> Mapping[str, Any]:
         shop, options = self._load(), self.options
+        made_from = dict(shop.store.facts)
+        if "files" in made_from:  # without their times: a copy of the same files is the same catalogue
+            made_from["files"] = {name: one["bytes"] for name, one in made_from["files"].items()}
         splits = (self.warm_start_split, self.train_split, *self.evaluation_splits)
         return {
             "environment": self.name,
             "source": self.source,
-            "catalogue": dict(shop.store.facts),
+            "catalogue": made_from,
             "catalogue_sha256": shop.store.catalogue,
             "products": len(shop.store),
             "goals": options.goals,
