@@ -257,3 +257,22 @@ def test_the_warning_is_printed_where_all_episodes_end_alike(prepared, capsys):
     run(context)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert line.startswith("warning: iteration 2: all 3 trajectories have the same return")
+
+
+@pytest.mark.parametrize("reward", [10.0, 0.0])
+def test_a_batch_in_which_every_action_is_invalid_is_finite(tmp_path, reward):
+    """A penalty that all turns get alike says nothing about any: the normalised advantages are those without it."""
+    advantages = []
+    for valid in (True, False):
+        context, _ = prepare(tmp_path / str(valid))
+        sampled_by = policy_fingerprint(context.paths.policy(1))
+        shard_path(context.paths.rollouts(2), 1).unlink()
+        with ShardWriter(shard_path(context.paths.rollouts(2), 0)) as writer:
+            writer._file.truncate(0)
+            for name, turns in (("a", 3), ("b", 1), ("c", 4)):
+                writer.append(trajectory(name, turns, policy=sampled_by, reward=reward, valid=(valid,) * turns))
+        run(context)
+        targets = read_targets(context.paths.advantages(2) / "targets.jsonl")
+        advantages.append([x for one in targets for x in one.advantages])
+        assert all(math.isfinite(x) for one in targets for series in (one.advantages, one.returns) for x in series)
+    assert advantages[0] == pytest.approx(advantages[1], abs=1e-6) and max(advantages[0]) > 0.1
