@@ -328,7 +328,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder of packs, or None where there is none: prepare() makes it again."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        inside = not any("/" in name for names in manifest["packs"].values() for name in names)
+        names = [name for names in manifest["packs"].values() for name in names]
+        inside = all(isinstance(name, str) and is_inside(name) for name in names)
         return manifest if inside and manifest["sha256"].keys() == manifest["packs"].keys() else None
     except DAMAGED:
         return None

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzzing`: how every reader answers to spoilt files, as the table of docs/reliability.md."""
+"""`python -m tests.fuzzing`: how every reader answers to spoilt files, as the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from tests.fuzzing.run_readers import run_readers
 
 
 def main() -> None:
-    """Print the table; ends with an error where a reader answers otherwise than it says."""
+    """Print the tables; ends with an error where a reader answers otherwise than it says."""
     total: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
     rows = ["| reader | spoilt files | refused | left out | still well-formed |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of what makes the samples
             readers = [*run_readers(Path(folder) / "run"), *environment_readers(Path(folder) / "environments")]
         for reader in readers:
             found: Counter[str] = Counter()
-            for (_, answer), count in answers(reader).items():
+            for (kind, answer), count in answers(reader).items():
                 found[answer] += count
+                kinds.setdefault(kind.removeprefix("root is "), Counter())[answer] += count
             total += found
             rows.append(_row(reader.name, found))
             print(reader.name, file=sys.stderr)
     print("\n".join([*rows, _row("**all**", total)]))
+    print("\n| way of spoiling | files | refused or left out |\n|---|---|---|")
+    for kind, found in sorted(kinds.items(), key=lambda item: -item[1].total()):
+        print(f"| {kind} | {found.total()} | {found.total() - found[TAKEN]} |")
 
 
 def _row(name: str, found: Counter[str]) -> str:
