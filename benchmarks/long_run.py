@@ -33,7 +33,8 @@ SETTINGS = {
 }  # fmt: skip
 SAMPLE_S = 3.0
 # What may grow, and how fast: a share of the level in the middle of the run, over 100 iterations.
-FLAT = {"rank_mib": 0.02, "workers_mib": 0.02, "rank_files": 0.02, "temporary_files": 0.0, "checkpoint_mib": 0.02}
+FLAT = {"rank_mib": 0.02, "workers_mib": 0.02, "rank_files": 0.02, "temporary_files": 0.0}
+STEADY = 1.2  # disk grows by what is kept of every iteration (rollouts, targets, manifests): never faster than at first
 KEPT = {"engine": 3, "policy": 4}  # checkpoint.keep_last and the one that is being written; policy 0 stays
 
 
@@ -96,31 +97,34 @@ def megabytes(folder: Path) -> float:
     return total / 2**20
 
 
-def slopes(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Of each quantity over the second half of the run: level in its middle, growth over 100 iterations."""
-    last = samples[-1]["iteration"]
-    half = [one for one in samples if one["iteration"] >= last / 2]
-    x = np.array([one["iteration"] for one in half])
+def slopes(samples: list[dict[str, float]], first: float, last: float) -> dict[str, dict[str, float]]:
+    """Of each quantity between two iterations: the level in the middle, the growth over 100 iterations."""
+    part = [one for one in samples if first <= one["iteration"] <= last]
+    x = np.array([one["iteration"] for one in part])
     found = {}
-    for name in samples[0]:
-        if name != "iteration":
-            slope, _ = np.polyfit(x, [one[name] for one in half], 1)
-            found[name] = {"level": float(np.median([one[name] for one in half])), "per_100": float(slope * 100)}
+    for name in samples[0].keys() - {"iteration", "seconds"}:
+        slope, _ = np.polyfit(x, [one[name] for one in part], 1)
+        found[name] = {"level": float(np.median([one[name] for one in part])), "per_100": float(slope * 100)}
     return found
 
 
-def verdict(found: dict[str, dict[str, float]], samples: list[dict[str, float]]) -> list[str]:
-    """Everything that grows though it should not."""
+def verdict(samples: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Level and growth over the second half of the run; and everything that grows though it should not."""
+    last = samples[-1]["iteration"]
+    early, found = slopes(samples, last / 6, last / 2), slopes(samples, last / 2, last)
     grown = [
         f"{name} grows by {found[name]['per_100']:.2f} in 100 iterations, at a level of {found[name]['level']:.1f}"
         for name, share in FLAT.items()
         if found[name]["per_100"] > share * found[name]["level"] + 1e-6
     ]
+    for name in ("checkpoint_mib", "other_mib"):
+        if found[name]["per_100"] > STEADY * early[name]["per_100"]:
+            grown.append(f"{name} grows by {found[name]['per_100']:.2f}, before by {early[name]['per_100']:.2f}")
     for name, most in KEPT.items():
         highest = max(one[name] for one in samples)
         if highest > most:
             grown.append(f"{highest:.0f} checkpoints with {name}, at most {most} should be kept")
-    return grown
+    return found, grown
 
 
 def main() -> None:
@@ -140,9 +144,8 @@ def main() -> None:
         time.sleep(SAMPLE_S)
     if run.returncode != 0 or len(samples) < 10:
         sys.exit(f"the run ended with {run.returncode} and {len(samples)} samples: nothing to judge")
-    found = slopes(samples)
-    grown = verdict(found, samples)
-    for name, one in found.items():
+    found, grown = verdict(samples)
+    for name, one in sorted(found.items()):
         print(f"{name:>16}  {one['level']:10.2f}  {one['per_100']:+8.3f} in 100 iterations")
     more = subprocess.run(command(paths.root, arguments.iterations + 1), cwd=ROOT, env=environment).returncode
     print(f"one more iteration after the end: exit code {more}")

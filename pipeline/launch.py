@@ -30,7 +30,7 @@ from pipeline.plan import Facts, next_step, plan
 from pipeline.printout import final_summary, plan_table
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
-from pipeline.signals import LAUNCHER_PID, what_is_kept
+from pipeline.signals import LAUNCHER_PID, start_guard, what_is_kept
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
 from runtime.errors import append_error
@@ -272,6 +272,7 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
     """
     asked = 0
     child = subprocess.Popen(command, env=environment, start_new_session=True)
+    guard = start_guard(child.pid)
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal asked
@@ -291,6 +292,8 @@ def run_group(command: list[str], environment: dict[str, str], paths: RunPaths) 
     finally:
         signal.alarm(0)
         end_group(child.pid)
+        guard.kill()
+        guard.communicate()
         for number, handler in before.items():
             signal.signal(number, handler)
     return asked, child.returncode

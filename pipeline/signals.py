@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -68,6 +69,21 @@ def what_is_kept(paths: RunPaths, step: tuple[str, int]) -> str:
     return f"in {stage} {iteration}, {kept}; every step before it is complete"
 
 
+def start_guard(group: int) -> subprocess.Popen:
+    """Start a small process that kills a process group when this process ends without having ended the guard.
+
+    It waits for the end of a pipe, which the kernel closes whatever became of this process, and needs no time of its
+    own: the ranks watch their parents too, but only once they have imported all they need.
+    """
+    script = 'read -r _; kill -s KILL -- "-$1"'
+    return subprocess.Popen(
+        ["sh", "-c", script, "guard", str(group)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # of a group that has ended by itself
+        start_new_session=True,
+    )
+
+
 def end_with_parents() -> None:
     """Start a thread that kills this process, and its group where the group is ours, when a parent has gone.
 
@@ -78,11 +94,14 @@ def end_with_parents() -> None:
 
 
 def ancestors() -> list[int]:
-    """The parent; and where that is deepspeed's inner launcher, the outer one."""
+    """The parent; and where that is deepspeed's inner launcher, the outer one. Nobody, where that has gone already."""
     parent = os.getppid()
     try:
-        inner = INNER_LAUNCHER in Path(f"/proc/{parent}/cmdline").read_bytes()
-        return [parent, parent_of(parent)] if inner else [parent]
+        if INNER_LAUNCHER not in Path(f"/proc/{parent}/cmdline").read_bytes():
+            return [parent]
+        outer = parent_of(parent)
+        orphan = outer == 1 and b"deepspeed" not in Path("/proc/1/cmdline").read_bytes()
+        return [] if orphan else [parent, outer]
     except OSError:
         return [parent]
 
@@ -99,7 +118,7 @@ def end_with_launcher() -> None:
 
 
 def _watch(family: list[int], launcher: str | None) -> None:
-    while ancestors() == family and (launcher is None or process_alive(int(launcher))):
+    while family and ancestors() == family and (launcher is None or process_alive(int(launcher))):
         time.sleep(WATCH_EVERY_S)
     if launcher is not None:  # the launcher gave the run a session, and so a group, of its own
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -17,8 +17,8 @@ import os
 import resource
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from runtime.engine_files import (
     write_state_record,
 )
 from runtime.files import atomic_folder
+from runtime.parameter_groups import decay_groups
 
 __all__ = ["EngineError", "TrainingEngine", "deepspeed_config", "init_distributed", "learning_rate_at"]
 
@@ -258,6 +259,7 @@ class TrainingEngine:
             self._save_into(None)
             return
         with atomic_folder(folder) as temporary:
+            (temporary / STATE_TAG).mkdir()  # DeepSpeed passes over the error of a disk that makes no folder
             self._save_into(temporary)
             write_state_record(
                 temporary,
@@ -277,7 +279,8 @@ class TrainingEngine:
 
     def _load(self, folder: Path, tag: str, record: dict[str, Any]) -> None:
         try:
-            loaded, _ = self._engine.load_checkpoint(str(folder), tag=tag)
+            with only_weights():
+                loaded, _ = self._engine.load_checkpoint(str(folder), tag=tag)
         except Exception as fault:  # torch and DeepSpeed raise many kinds for an unreadable file
             raise EngineError(f"{folder}: cannot be loaded ({type(fault).__name__}: {fault}); {REMEDY}") from fault
         if loaded is None:
@@ -378,13 +381,19 @@ def _build(load: Callable[[], torch.nn.Module], config: dict, zero_stage: int) -
         return load()
 
 
-def decay_groups(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float
-) -> list[dict[str, Any]]:
-    """AdamW parameter groups: matrices decay, norms and biases (fewer than two dimensions) do not, as is usual."""
-    decayed, plain = [], []
-    for _, parameter in named_parameters:
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # a partitioned parameter's own shape is empty
-        (decayed if len(shape) >= 2 else plain).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+@contextmanager
+def only_weights() -> Iterator[None]:
+    """Within it torch.load makes tensors, plain values and the three classes that DeepSpeed 0.19 stores beside them.
+
+    DeepSpeed itself asks for full unpickling, which would run code that someone put into a checkpoint.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+        os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+        try:
+            yield
+        finally:
+            del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]

@@ -123,13 +123,25 @@ def _wait_for(act: Act, process: subprocess.Popen | Forked, layer: Layer, begun:
         if act.delay_s and not layer.waits:
             time.sleep(act.delay_s)
         found = roles(layer.processes(), process.pid)
-        if act.role in found:
+        if act.role in found and (act.role != "worker" or _at_rest(found[act.role])):
             return found[act.role]
         if layer.waits:  # nobody goes on before it is opened, so no process will come
             layer.open_gate()
             return None
         time.sleep(LOOK_EVERY_S)
     return None
+
+
+def _at_rest(pid: int) -> bool:
+    """Whether a process sleeps, and still does a little later: a worker that is ready, not one that is starting."""
+    for _ in range(2):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
+                return False
+        except OSError:
+            return False
+        time.sleep(LOOK_EVERY_S / 2)
+    return True
 
 
 def _do(act: Act, pid: int, layer: Layer) -> None:

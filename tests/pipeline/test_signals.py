@@ -67,6 +67,25 @@ def test_a_killed_launcher_takes_ranks_and_workers_with_it():
     wait_until_gone(rank, worker)
 
 
+GUARDED = """
+import subprocess, time
+from pipeline.signals import start_guard
+group = subprocess.Popen(["sleep", "60"], start_new_session=True)
+guard = start_guard(group.pid)
+print(group.pid, guard.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_guard_ends_a_group_at_once_when_its_launcher_is_killed():
+    launcher = subprocess.Popen([sys.executable, "-c", GUARDED], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    group, guard = map(int, launcher.stdout.readline().split())
+    assert not gone(group) and not gone(guard)
+    launcher.kill()
+    launcher.wait()
+    wait_until_gone(group, guard)
+
+
 def test_a_rank_whose_own_parent_was_killed_ends():
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, "by hand"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -76,6 +95,32 @@ def test_a_rank_whose_own_parent_was_killed_ends():
     wait_until_gone(rank)
     os.kill(worker, signal.SIGKILL)  # by hand the group is not ours to end
     launcher.wait(timeout=WAIT_S)
+
+
+# The process in front ends before the rank is there.
+LATE = """
+import os, subprocess, sys
+rank = "import time; from pipeline.signals import end_with_parents; end_with_parents(); time.sleep(60)"
+middle = '''
+import os, subprocess, sys, time
+while os.getppid() == int(sys.argv[2]):
+    time.sleep(0.05)
+print(os.getpid(), os.getppid(), flush=True)
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+'''
+arguments = [rank, str(os.getpid()), "deepspeed.launcher.launch"]
+subprocess.Popen([sys.executable, "-c", middle, *arguments], start_new_session=True)
+"""
+
+
+def test_a_rank_that_comes_after_its_outer_launcher_has_gone_ends():
+    launcher = subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    launcher.wait()
+    middle, reaper = map(int, launcher.stdout.readline().split())
+    if reaper != 1:
+        os.killpg(middle, signal.SIGKILL)
+        pytest.skip("orphans are not given to process 1 here")
+    wait_until_gone(middle)  # ends with its rank
 
 
 def test_a_rank_whose_outer_launcher_was_killed_ends():
