@@ -22,6 +22,15 @@ WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.inde
 REMEDY = "delete this iteration's checkpoint folder and start again from the one before"
 
 
+ROOT = Path(__file__).resolve().parents[1]
+CONVERTER = """
+import runpy
+from runtime.engine import only_weights
+with only_weights():
+    runpy.run_module("deepspeed.checkpoint.ds_to_universal", run_name="__main__")
+"""
+
+
 class EngineError(Exception):
     """The engine cannot be built, loaded or saved. The message names object, fact and remedy."""
 
@@ -100,10 +109,11 @@ def convert_to_universal(folder: Path, converted: Path, zero_stage: int) -> str 
     Runs in a process of its own because the converter forks workers and prints. Returns the fault, or None.
     """
     shutil.rmtree(converted, ignore_errors=True)
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(folder / STATE_TAG), "--output_folder", str(converted / UNIVERSAL_TAG)]
+    command = [sys.executable, "-c", CONVERTER]
+    command += ["--input_folder", str(folder.absolute() / STATE_TAG)]
+    command += ["--output_folder", str(converted.absolute() / UNIVERSAL_TAG)]
     command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
     if zero_stage < 3:
         command.append("--inject_missing_state")
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     return None if result.returncode == 0 else (result.stderr.strip().splitlines() or ["no message"])[-1]

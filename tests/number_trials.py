@@ -14,8 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
+
 from runtime.distributed import leave
-from runtime.engine import init_distributed
+from runtime.engine import EngineError, init_distributed
 from runtime.records import Row
 from stages import optimize
 from stages.context import Resident
@@ -48,7 +50,34 @@ def trained(paths, distributed, harm: Callable[[int, Row], Row], iterations=(1,)
 
 
 def poisoned(value: float, places: range | tuple[int, ...]) -> Callable[[int, Row], Row]:
-    return lambda index, row: replace(row, advantages=(value,)) if index in places else row
+    return lambda index, row: replace(row, advantages=(value,) * len(row.advantages)) if index in places else row
+
+
+class Code:
+    """Unpickled in full, it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.marker,)
+
+
+def loaded_code(root: Path, distributed) -> dict:
+    """A checkpoint into whose optimizer state someone has put code, which is to be loaded for iteration 2."""
+    paths = copy_run(root, "later", "code", distributed)
+    folder = paths.engine(1)
+    file = next(folder.rglob("*optim_states.pt"))
+    state = torch.load(file, weights_only=False)
+    torch.save({**state, "extra": Code(root / "marker")}, file)
+    record = json.loads((folder / "engine.json").read_text())
+    record["files"][file.relative_to(folder).as_posix()] = file.stat().st_size
+    (folder / "engine.json").write_text(json.dumps(record))
+    try:
+        optimize.run(context(paths, settings(), 2, distributed, Resident()))
+    except EngineError as fault:
+        return {"message": str(fault), "ran": (root / "marker").exists()}
+    return {"message": "", "ran": (root / "marker").exists()}
 
 
 def main(root: Path) -> None:
@@ -70,6 +99,7 @@ def main(root: Path) -> None:
         distributed,
         lambda index, row: replace(row, old_logprobs=tuple(x + 200 * (-1) ** index for x in row.old_logprobs)),
     )
+    found["code"] = loaded_code(root, distributed)
     (root / "numbers.json").write_text(json.dumps(found))
     leave()
 

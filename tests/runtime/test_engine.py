@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from runtime.engine import decay_groups, deepspeed_config, learning_rate_at
+from runtime.engine import deepspeed_config, learning_rate_at
 from runtime.engine_files import (
     EngineError,
     check_state_record,
@@ -13,6 +13,7 @@ from runtime.engine_files import (
     read_state_record,
     write_state_record,
 )
+from runtime.parameter_groups import decay_groups
 
 
 def test_learning_rate_worked_by_hand():
