@@ -111,7 +111,7 @@ def test_equals_plain_torch(root, single, credit):
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=0.0
     )
     rows = read_rows(context(paths, ppo_settings(), 1, Distributed.single(), Resident()))
-    for chosen, rate in zip(plan_minibatches(len(rows), 8, 5, 1, 0), (2e-2 / 3, 4e-2 / 3), strict=True):
+    for chosen, rate in zip(plan_minibatches([1] * len(rows), 8, 5, 1, 0), (2e-2 / 3, 4e-2 / 3), strict=True):
         part = [rows[i] for i in chosen]
         terms = []
         for row in part:
