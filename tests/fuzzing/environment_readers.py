@@ -105,7 +105,10 @@ def _real_games(root: Path) -> list[Reader]:
     adapter = alfworld(cache, data_dir=str(root / "real"))
     task = adapter.tasks("train")[0]
     problem = root / "problem.pddl"
-    (scan,) = (cache / "scans").glob("*.json")
+    shutil.copytree(root / "real", root / "scanned")  # a scan is kept under the times of files that nobody rewrites
+    scans = root / "scan-cache"
+    alfworld(scans, data_dir=str(root / "scanned"))
+    (scan,) = (scans / "scans").glob("*.json")
 
     def translate() -> Any:
         game.write_text(json.dumps({**stored.data, "pddl_problem": problem.read_bytes().decode("latin-1")}))
@@ -116,12 +119,11 @@ def _real_games(root: Path) -> list[Reader]:
             game.write_text(json.dumps(stored.data))
 
     def scan_again() -> Any:
-        return [task.payload for task in alfworld(cache, data_dir=str(root / "real")).tasks("train")]
+        return [task.payload for task in alfworld(scans, data_dir=str(root / "scanned")).tasks("train")]
 
     adapter._load().read(task)
     (kept,) = (cache / "translations").glob("*.json.z")
     return [
-        # first: a scan is kept under the times of the files that the others write
         Reader("kept scan of games", scan, scan.read_bytes(), "json", scan_again, left_out=made_anew(scan)),
         Reader("game.tw-pddl", game, game.read_bytes(), "json", lambda: read_game_folder(folder), (EnvironmentFault,)),
         Reader("traj_data.json", traj, traj.read_bytes(), "json", lambda: wanted_of(adapter._load().read(task).traj),
