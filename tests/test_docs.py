@@ -74,3 +74,10 @@ def test_every_equation_has_a_function():
         numbers |= set(range(named[0], named[-1] + 1))
         assert any(FUNCTION.fullmatch(words) for words, _ in LINK.findall(line)), line
     assert numbers == set(range(1, 13))
+
+
+def test_every_reported_fault_has_its_test():
+    rows = [line.split("|") for line in text_of(ROOT / "docs" / "reliability.md").splitlines()]
+    faults = {int(row[1]): row for row in rows if len(row) > 4 and row[1].strip().isdecimal()}
+    assert list(faults) == list(range(1, 24))
+    assert all(TEST.search(row[-2]) for row in faults.values())
