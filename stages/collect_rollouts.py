@@ -35,11 +35,13 @@ def run(context: Context) -> StageResult:
     others = further_tasks(split, tasks, config.run.seed, iteration)
     players = get_ready(context, context.paths.policy(iteration - 1))
     results: list[SweepResult] = []
+    num_replayed = 0  # tokens of turns that were played again, not sampled
     by_prefix: dict[str, SweepResult] = {}  # a later sweep of the same shards holds the earlier one's episodes too
     plan = algorithm.next_sweep(tasks, [], lambda n: others[:n])  # the same on every rank
     while plan is not None:
         results.append(play_sweep(context, players, _sweep(context, plan, len(results))))
         by_prefix[plan.prefix] = results[-1]
+        num_replayed += sum(len(turn.response_ids) for one in plan.plays for turn in one.script)
         plan = None
         if context.distributed.is_main:  # it alone has read what was played
             plan = algorithm.next_sweep(tasks, [one.trajectories for one in results], lambda n: others[:n])
@@ -56,7 +58,7 @@ def run(context: Context) -> StageResult:
             "errors": sum(one.status == "error" for one in played),
             "played_now": sum(result.num_played for result in results),
             "duplicates": sum(result.num_duplicates for result in by_prefix.values()),
-            "response_tokens": sum(len(turn.response_ids) for one in played for turn in one.turns),
+            "response_tokens": sum(len(turn.response_ids) for one in played for turn in one.turns) - num_replayed,
         },
         metrics=rollout_metrics(trained) | speed_metrics(results),
         seconds=time_split(results, players.seconds),
