@@ -79,6 +79,7 @@ def start_guard(group: int) -> subprocess.Popen:
     return subprocess.Popen(
         ["sh", "-c", script, "guard", str(group)],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # of a group that has ended by itself
         start_new_session=True,
     )
