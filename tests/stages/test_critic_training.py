@@ -27,6 +27,7 @@ from tests.training_run import OPTIMIZE, context, largest_difference, weights
 pytestmark = pytest.mark.slow
 LIMIT_S = 1500  # half a minute where nobody else wants the cores
 ROUNDING = 5e-6  # weights move by 0.02 a step; Adam magnifies rounding where gradients are near 0
+RANKS_ROUNDING = 2e-5  # likewise, where sums are made in another order: 1.1e-5 in three steps over tokens
 
 
 def launch(command: list[str], root: Path, mode: str) -> dict:
@@ -144,14 +145,16 @@ def test_the_critic_learns_a_fixed_batch(single):
 @pytest.mark.parametrize("credit", ITERATIONS)
 def test_micro_batches_and_ranks_do_not_change_the_critic(root, single, pair, credit):
     """One micro-batch or several; iteration 2 has one turn for two ranks, 3 none."""
-    assert largest_difference(critic(root, f"{credit}-single", 1), critic(root, f"{credit}-split", 1)) < ROUNDING
+    several, whole = (critic(root, f"{credit}-{kind}", 1) for kind in ("single", "split"))
+    assert largest_difference(several, whole) < RANKS_ROUNDING
     for one, two in zip(single[credit], pair[credit], strict=True):
         for name in one:
             if name.startswith("critic/"):
                 assert two[name] == pytest.approx(one[name], rel=2e-5, abs=2e-6), name
     last = ITERATIONS[credit][-1]
     for read in (critic, policy):
-        assert largest_difference(read(root, f"{credit}-single", last), read(root, f"{credit}-pair", last)) < ROUNDING
+        one, two = (read(root, f"{credit}-{ranks}", last) for ranks in ("single", "pair"))
+        assert largest_difference(one, two) < RANKS_ROUNDING
 
 
 def test_an_iteration_without_trajectories_passes_the_critic_through(root, single):
