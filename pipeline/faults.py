@@ -37,7 +37,7 @@ MACHINE_FAULTS = {  # what the operating system says no to, and what to do about
 }
 SMALLER = "lower optimize.microbatch_tokens, advantage.score_tokens or rollout.slots, or take a smaller model"
 # Libraries that write or allocate for us put these texts into exceptions of their own.
-FULL_TEXTS = ("No space left on device", "PytorchStreamWriter failed")
+FULL_TEXTS = ("No space left on device", "PytorchStreamWriter failed", "iostream error", "inline_container.cc")
 MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "Unable to allocate")
 
 

@@ -34,6 +34,7 @@ from pipeline.signals import LAUNCHER_PID, start_guard, what_is_kept
 from runtime.distributed import free_port
 from runtime.engine import deepspeed_config
 from runtime.errors import append_error
+from runtime.files import remove_leftovers
 from runtime.sources import TINY, check_model, local_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +80,8 @@ def start(request: Request) -> int:
         take_up(paths, config)
         manifests = read_manifests(paths)
         steps = refuse_stale(plan(Facts.of(config), manifests), paths)
+        if next_step(steps) is None:
+            remove_leftovers(paths.root)  # of a kill after the last step: no rank starts any more that would do it
     print(f"{paths.root}: {config.model.name} in {config.env.name}, {request.source}, {config.run.ranks} rank(s)")
     print(plan_table(steps), flush=True)
     if next_step(steps) is None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from tests.faults.attempt import may_mount
@@ -67,7 +68,7 @@ def torment(points: int, seed: int, kinds: Sequence[tuple[str, int, int, int]], 
     references: dict[int, tuple[Path, int]] = {}
     runs = read(out)
     while sum(happened(runs).values()) < points:
-        number = len(runs)
+        number = next(n for n in count() if n not in {run["run"] for run in runs})
         rng = random.Random(f"{seed}-{number}")
         mode, ranks, iterations, share = kinds[number % len(kinds)]
         if ranks not in references:
@@ -97,10 +98,10 @@ def one_run(trial: Trial, rng: random.Random, events: int, share: int, mounts: b
     trial.prepare()
     # About two faults an attempt: with this span the last one comes before the end of the run. A stage is one of 12.
     span = max(2, 3 * events // share if trial.mode != "stages" else 2 * events // 12)
-    count = 0
-    while count < share and not trial.complete:
+    num_dealt = 0
+    while num_dealt < share and not trial.complete:
         attempt = trial.strike(draw(rng, trial.mode, trial.ranks, span, mounts))
-        count += len(attempt.dealt)
+        num_dealt += len(attempt.dealt)
     faults = trial.finish()
     return {
         "mode": trial.mode,

@@ -155,7 +155,6 @@ def unequal(run_dir: Path, reference: Path) -> list[str]:
 def check_end(run_dir: Path, reference: Path) -> list[str]:
     """What must hold of a complete run beside `look`."""
     faults = [f"{name}: other numbers than an uncut run" for name in unequal(run_dir, reference)]
-    faults += [f"{path.name} is left over" for path in run_dir.rglob(".*.tmp-*")]
     lines = [(one["stage"], one["iteration"]) for one in _lines(run_dir / "metrics.jsonl")]
     if len(lines) != len(set(lines)) or set(lines) != set(read_manifests(RunPaths(run_dir))):
         faults.append(f"metrics.jsonl: {len(lines)} lines, of {len(set(lines))} steps")

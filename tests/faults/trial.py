@@ -124,6 +124,8 @@ class Trial:
                 faults.append(f"undisturbed, the command ends with {attempt.outcome.code}: {attempt.message}")
         if not self.complete:
             return [*faults, "the run does not come to its end"]
+        if self.attempts[-1].outcome.code == 0:  # what a kill behind the last step leaves goes at the next start
+            faults += [f"{path.name} is left over" for path in self.run_dir.rglob(".*.tmp-*")]
         return faults + check_end(self.run_dir, self.reference)
 
 

@@ -26,6 +26,7 @@ class ThirdPartyFault(EnvironmentFault):
         (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; make it writable, or"),
         (FileExistsError(errno.EEXIST, "File exists", "/a"), "/a: File exists; a file is where a folder should be"),
         (RuntimeError("io: No space left on device (os error 28)"), "the disk is full or cannot be written (io: No"),
+        (RuntimeError("basic_ios::clear: iostream error"), "the disk is full or cannot be written (basic_ios"),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator:\n can't allocate memory"),
             "out of memory ([enforce fail]",
