@@ -143,7 +143,7 @@ def test_equals_plain_torch(root, single):
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=0.0
     )
     rows = read_rows(context(paths, settings(), 1, Distributed.single(), Resident()))
-    plan = plan_minibatches(len(rows), 8, 5, 1, 0)
+    plan = plan_minibatches([1] * len(rows), 8, 5, 1, 0)
     assert len(plan) == 2
     rates = [1e-2 / 3, 1e-2 * 2 / 3]  # warm-up over 3 updates
     norms = [
