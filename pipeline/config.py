@@ -193,7 +193,7 @@ class OptimizeConfig:
     q_coef: float = 0.5  # c_Q, likewise
     kl_coef: float = 0.01  # beta, k3 estimator against the reference
     entropy_coef: float = 0.001  # c_H
-    value_warmup_iterations: int = 0  # iterations that train V and Q only, before the policy moves
+    value_warmup_iterations: int = 0  # iterations that train V and Q, or the critic, only, before the policy moves
     value_warmup_kl_coef: float = 1.0  # in these, instead of kl_coef: k3 against the policy that sampled the rollouts
     max_skipped_steps: int = 3  # so many steps in a row whose loss or gradient is not finite stop the run
     zero_stage: Literal[0, 1, 2, 3] = 3  # DeepSpeed ZeRO: what is partitioned over ranks

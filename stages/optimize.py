@@ -71,7 +71,8 @@ def run(context: Context) -> StageResult:
             if critic is not None:
                 rate = step_rate(context, critic.num_updates, algorithm.critic_learning_rate or config.learning_rate)
                 critic_step(context, critic, chosen, rate, critic_tally)
-            optimizer_step(context, engine, chosen, tally, algorithm.clip_high or config.clip_high)
+            if critic is None or i > config.value_warmup_iterations:  # a policy without values has no part in it
+                optimizer_step(context, engine, chosen, tally, algorithm.clip_high or config.clip_high)
             bar.update(sum(row_turns[index] for index in minibatch))
     bar.close()
     trained = time.perf_counter()

@@ -113,6 +113,7 @@ def single(root: Path) -> dict[str, Any]:
         root, "turn", "fresh", distributed, ITERATIONS["turn"], ppo_settings(), keep_resident=False
     )
     results["killed"] = killed(root, distributed)
+    results["warming"] = train(root, "turn", "warming", distributed, [1], ppo_settings(value_warmup_iterations=1))
     # one batch over and over: the targets are random numbers, so only learning them by heart explains them
     still = {"warmup_steps": 0, "weight_decay": 0.0, "value_clip": 10.0, "minibatch_size": 100,
              "microbatch_tokens": 1000}  # fmt: skip

@@ -127,7 +127,20 @@ def test_minibatches_cover_every_row_once_and_depend_on_their_names():
         assert max(map(len, plan)) - min(map(len, plan)) <= 1
     first = plan_minibatches([1] * 50, 10, 0, 1, 0)
     assert first == plan_minibatches([1] * 50, 10, 0, 1, 0)
-    assert len({str(plan_minibatches([1] * 50, 10, *names)) for names in [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]}) == 4
+    others = [(0, 1, 1), (0, 2, 0), (1, 1, 0)]
+    assert len({str(plan_minibatches([1] * 50, 10, *names)) for names in [(0, 1, 0), *others]}) == 4
+
+
+def test_rows_of_several_turns_are_cut_by_turns():
+    # 12 rows of 5 turns each for optimizer steps of about 20 turns: 3 steps of 4 rows
+    plan = plan_minibatches([5] * 12, 20, 0, 1, 0)
+    assert [len(rows) for rows in plan] == [4, 4, 4] and sorted(sum(plan, ())) == list(range(12))
+    turns = [1, 9, 2, 8, 3, 7, 4, 6]  # 40 turns, steps of 10: each holds what reaches the next quarter
+    plan = plan_minibatches(turns, 10, 0, 1, 0)
+    reached = [sum(turns[row] for part in plan[: k + 1] for row in part) for k in range(len(plan))]
+    assert sorted(sum(plan, ())) == list(range(8)) and reached[-1] == 40
+    assert all(end <= 10 * (k + 1) for k, end in enumerate(reached[:-1]))
+    assert plan_minibatches([50], 10, 0, 1, 0) == [(0,)] and plan_minibatches([], 10, 0, 1, 0) == []
 
 
 def test_tensors_are_int64_and_bool():

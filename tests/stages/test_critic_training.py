@@ -172,5 +172,11 @@ def test_a_resumed_critic_is_that_of_an_uncut_run_to_the_bit(root, single):
     assert 1e-3 < largest_difference(critic(root, "fresh", 1), critic(root, "fresh", 2)) < 0.1
 
 
+def test_a_value_warm_up_trains_the_critic_and_leaves_the_policy_as_it_is(root, single):
+    assert largest_difference(policy(root, "warming", 1), weights(RunPaths(root / "warming").model)) == 0.0
+    assert largest_difference(critic(root, "warming", 1), critic(root, "turn-single", 1)) == 0.0
+    assert single["warming"][0]["sapo/updates"] == 0.0 and "sapo/learning_rate" not in single["warming"][0]
+
+
 def test_the_policy_has_no_value_losses(single):
     assert not {"sapo/value_loss", "sapo/q_loss", "sapo/explained_variance_v"} & single["turn"][0].keys()
