@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+STYLES = ("^-.", "o--", "s:")  # of the held-out splits, by name
+
 
 def read_metrics(run: Path) -> dict[int, dict[str, float]]:
     """Iteration -> all metrics of its stages; `seconds/<stage>` is the stage's time."""
@@ -116,7 +118,8 @@ def draw(runs: Sequence[Path], path: Path, window: int = 5) -> None:
         color, rows = f"C{number}", read_metrics(run)
         iterations = [i for i in sorted(rows) if "rollout/success" in rows[i]]
         left.plot(*smooth(iterations, [rows[i]["rollout/success"] for i in iterations], window), color=color, lw=1.2)
-        for split, style in (("seen", "o--"), ("unseen", "s:")):
+        splits = sorted({split for sweeps in read_sweeps(run).values() for split, _ in sweeps})
+        for split, style in zip(splits, STYLES, strict=False):
             points = [(i, rows[i][f"evaluate/{split}/success"]) for i in rows if f"evaluate/{split}/success" in rows[i]]
             left.plot(
                 *zip(*sorted(points), strict=True), style, color=color, ms=4, lw=0.8, label=f"{run.name}, {split}"
@@ -145,7 +148,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="where to draw the curves (PNG)")
     arguments = parser.parse_args()
     sweeps = read_sweeps(arguments.runs[0])
-    split, temperature = max(sweeps[max(sweeps)])  # "unseen" sorts last
+    split, temperature = max(sweeps[max(sweeps)])  # "unseen" and "test" sort last
     print(success_table(arguments.runs), type_table(arguments.runs, split, temperature), sep="\n\n", end="\n\n")
     print(training_table(arguments.runs))
     if arguments.figure:
