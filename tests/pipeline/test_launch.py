@@ -99,7 +99,7 @@ def test_a_model_of_unknown_shape_has_a_dry_run_too(tmp_path):
             "unknown key optimize.learnig_rate; did you mean optimize.learning_rate?",
         ),
         (("--env", "alfwrld"), "environment 'alfwrld': no such name; did you mean alfworld?"),
-        (("--preset", "huge"), "unknown preset huge; there are paper-1.5b, paper-7b, smollm2-135m, tiny"),
+        (("--preset", "huge"), "unknown preset huge; there are compare, compare-long, paper-1.5b"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, flags, message):
