@@ -14,6 +14,7 @@ import gc
 import logging
 import math
 import os
+import pickle
 import resource
 import shutil
 import warnings
@@ -391,7 +392,14 @@ def only_weights() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+    def stage(kind: Any, name: str) -> Any:
+        """Stands where `getattr` is asked for: early Python 3.11 writes a member of an enum as getattr(enum, name)."""
+        if kind is not ZeroStageEnum:
+            raise pickle.UnpicklingError(f"getattr of {kind!r} in an engine checkpoint")
+        return ZeroStageEnum[name]
+
+    known = [LossScaler, ZeroStageEnum, fragment_address, (stage, "builtins.getattr")]
+    with torch.serialization.safe_globals(known):
         os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
         try:
             yield
