@@ -13,9 +13,11 @@ from pipeline.plan import Facts, input_digests, sequence
 from pipeline.run_directory import RunError, RunPaths
 from pipeline.session import Session, do_step
 from runtime.distributed import Distributed
+from tests.corridor import CorridorAdapter
 from tests.processes import ENVIRONMENT, ROOT
 
 CONFIG = Config(run=RunConfig(iterations=2), env=EnvConfig(name="corridor"))
+ADAPTER = CorridorAdapter(CorridorAdapter.Options())
 
 
 def session(root, steps: int) -> Session:
@@ -30,7 +32,7 @@ def session(root, steps: int) -> Session:
         manifest = Manifest(stage, iteration, facts.config, inputs, describe_outputs(folder))
         write_manifest(manifest, paths.manifest(stage, iteration))
         manifests[stage, iteration] = manifest
-    return Session(paths, CONFIG, Distributed.single(), None, manifests=read_manifests(paths))
+    return Session(paths, CONFIG, Distributed.single(), None, ADAPTER, manifests=read_manifests(paths))
 
 
 def test_the_last_policy_is_exported_once(tmp_path):
@@ -50,7 +52,7 @@ def test_there_is_nothing_to_export_before_the_last_policy(tmp_path):
     with pytest.raises(RunError, match="export 0 needs optimize 2 first"):
         do_step(run, choose("export", None, run))
     earlier = replace(CONFIG, run=RunConfig(iterations=1))
-    shorter = Session(run.paths, earlier, Distributed.single(), None, manifests=run.manifests)
+    shorter = Session(run.paths, earlier, Distributed.single(), None, ADAPTER, manifests=run.manifests)
     do_step(shorter, choose("export", None, shorter))
     assert (run.paths.export / "model.safetensors").read_text() == "optimize 1 model.safetensors"
 

@@ -87,7 +87,7 @@ def test_a_refused_model_leaves_no_folder(tmp_path):
 
 def test_a_template_that_cannot_render_is_refused_at_the_first_stage(tmp_path):
     source = byte_model(tmp_path / "source", 259)
-    with pytest.raises(TemplateError, match="cannot render one user message"):
+    with pytest.raises(TemplateError, match="cannot render a user's message"):
         run(context(tmp_path / "model", name=source, chat_template=True))
     (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
     run(context(tmp_path / "model", name=source, chat_template=True))
