@@ -31,8 +31,8 @@ from pipeline.printout import final_summary, plan_table
 from pipeline.run_directory import EXPORT, STAGES, RunError, RunLock, RunPaths, owner_pid, resume_command
 from pipeline.session import refuse_stale
 from pipeline.signals import LAUNCHER_PID, start_guard, what_is_kept
+from runtime.deepspeed_settings import deepspeed_config
 from runtime.distributed import free_port
-from runtime.engine import deepspeed_config
 from runtime.errors import append_error
 from runtime.files import remove_leftovers
 from runtime.sources import TINY, check_model, local_model

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config import Config
 from runtime.algorithms import algorithm_class
-from runtime.engine import deepspeed_config
+from runtime.deepspeed_settings import deepspeed_config
 from runtime.files import GIB, gib
 from runtime.logprobs import chunk_size
 

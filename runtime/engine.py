@@ -5,7 +5,7 @@ The one importer of deepspeed.
 The fp32 master weights and Adam moments live in the engine checkpoint and are the truth of a run; the
 exported safetensors are a rounding of them where the model computes in bf16.
 
-deepspeed is imported inside the functions that need it, so that `deepspeed_config` works without it.
+deepspeed is imported inside the functions that need it, so that whoever imports a name from here does not wait for it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from runtime.deepspeed_settings import deepspeed_config
 from runtime.distributed import Distributed, from_environment, launch_variables, no_meeting
 from runtime.engine_files import (
     REMEDY,
@@ -41,66 +42,7 @@ from runtime.engine_files import (
 from runtime.files import atomic_folder
 from runtime.parameter_groups import decay_groups
 
-__all__ = ["EngineError", "TrainingEngine", "deepspeed_config", "init_distributed", "learning_rate_at"]
-
-
-def deepspeed_config(
-    *,
-    zero_stage: int,
-    dtype: str,
-    max_grad_norm: float,
-    offload_optimizer: bool = False,
-    offload_parameters: bool = False,
-    device: str = "cpu",
-    universal: bool = False,
-) -> dict[str, Any]:
-    """The configuration that DeepSpeed is given; pure, so that a dry run can print it.
-
-    Micro-batches are planned by token budget and counted by us, so DeepSpeed's own batch sizes are 1.
-
-    Args:
-        zero_stage: 0-3.
-        dtype: "float32" or "bfloat16"; masters, moments and accumulated gradients are fp32 either way
-            (stage 0 in bf16 accumulates in bf16: DeepSpeed has no other form).
-        max_grad_norm: global L2 norm at which gradients are clipped.
-        offload_optimizer: masters and moments in CPU memory.
-        offload_parameters: partitioned weights in CPU memory; stage 3 only.
-        device: "cpu" or "cuda"; communication overlaps computation only on the latter.
-        universal: the checkpoint to load was converted for another number of ranks.
-    """
-    zero: dict[str, Any] = {
-        "stage": zero_stage,
-        "overlap_comm": device != "cpu" and zero_stage > 0,
-        "contiguous_gradients": True,
-        "stage3_gather_16bit_weights_on_model_save": True,
-        "reduce_bucket_size": 50_000_000,  # elements; DeepSpeed's default holds 2 GB of fp32
-    }
-    if device != "cpu":
-        zero |= {
-            "reduce_bucket_size": 200_000_000,
-            "stage3_prefetch_bucket_size": 50_000_000,
-            "stage3_param_persistence_threshold": 100_000,
-        }
-    if offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device != "cpu"}
-    if offload_parameters:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": device != "cpu"}
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": max_grad_norm,
-        "steps_per_print": 1_000_000_000,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": zero,
-    }
-    if dtype == "bfloat16":
-        config["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        if zero_stage > 0:
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if universal:
-        config["checkpoint"] = {"load_universal": True}
-    return config
+__all__ = ["EngineError", "TrainingEngine", "init_distributed", "learning_rate_at"]
 
 
 def learning_rate_at(update: int, base: float, warmup_steps: int) -> float:

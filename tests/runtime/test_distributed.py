@@ -46,7 +46,7 @@ def _time_out(*_):
 
 def test_a_dry_run_needs_no_deepspeed():
     code = (
-        "import sys; from runtime.engine import deepspeed_config; "
+        "import sys, runtime.engine; from runtime.deepspeed_settings import deepspeed_config; "
         "deepspeed_config(zero_stage=3, dtype='bfloat16', max_grad_norm=1.0); "
         "sys.exit('deepspeed' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from runtime.engine import deepspeed_config, learning_rate_at
+from runtime.deepspeed_settings import deepspeed_config
+from runtime.engine import learning_rate_at
 from runtime.engine_files import (
     EngineError,
     check_state_record,
