@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import isabstract
 from typing import Any
 
 from pipeline.config import Config, ConfigError, did_you_mean
@@ -35,8 +36,9 @@ def move_options(tree: Mapping[str, Any]) -> dict[str, Any]:
         )
     given = tree.pop(name, {}) if name in ALGORITHMS else {}
     stored = own.get("options") or {}
-    if not isinstance(given, Mapping) or not isinstance(stored, Mapping):
-        raise ConfigError(f"{name} = {given!r}: must be a section of keys, such as {name}.key: value")
+    for section, options in ((name, given), ("algorithm.options", stored)):
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{section} = {options!r}: must be a section of keys, such as {section}.key: value")
     return {**tree, "algorithm": {**own, "options": {**stored, **given}}}
 
 
@@ -51,13 +53,16 @@ def known_algorithm(name: str) -> type:
 
     try:
         kind = algorithm_class(name)
-    except (KeyError, ImportError, AttributeError, ValueError) as fault:
+    except Exception as fault:  # a user's module may raise anything while it is imported
+        reason = f" ({type(fault).__name__}: {fault})" if ":" in name else ""
         raise ConfigError(
-            f"algorithm.name = {name!r}: no such algorithm{did_you_mean(name, ALGORITHMS)}; there are "
+            f"algorithm.name = {name!r}: no such algorithm{reason}{did_you_mean(name, ALGORITHMS)}; there are "
             f"{', '.join(ALGORITHMS)}, or package.module:Class"
         ) from fault
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise ConfigError(f"algorithm.name = {name!r}: not a subclass of runtime.algorithms.base.Algorithm; name one")
+    if isabstract(kind):
+        raise ConfigError(f"algorithm.name = {name!r}: it has no `estimate`; see runtime/algorithms/base.py")
     return kind
 
 

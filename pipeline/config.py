@@ -268,3 +268,7 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    def __post_init__(self) -> None:
+        behind = self.env.prompt_form == "history" or self.model.attention != "flash_attention_2"
+        _check(behind, "model.attention", self.model.attention, "sdpa or eager where env.prompt_form is transcript")

@@ -1,11 +1,12 @@
 """What an algorithm decides, and what the stages give it. A stage knows no algorithm by name.
 
 An algorithm says which episodes are played in an iteration (`next_sweep`), what the advantages are (`estimate`), and
-what is trained besides the policy (`readouts`, `critic`). It is one small module with one class of the base below.
+whether a critic is trained besides the policy (`critic`). It is one small module with one class of the base below.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -71,14 +72,13 @@ class Estimates:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Algorithm:
-    """The base: one trajectory a task, no group, no critic, no readout."""
+class Algorithm(ABC):
+    """The base: one trajectory a task, no group, no critic. Targets with `q_targets` train V and Q of the policy."""
 
     @dataclass(frozen=True)
     class Options:
         """None."""
 
-    readouts: ClassVar[bool] = False  # V and Q of the policy are read and trained (Eq. 1, 2, 10, 11)
     critic: ClassVar[bool] = False  # a second model of the policy's size gives the values
     clip_high: float | None = None  # in place of optimize.clip_high
     critic_learning_rate: float = 0.0  # 0: that of the policy
@@ -104,13 +104,13 @@ class Algorithm:
         """Those of the played trajectories that are scored and trained."""
         return [one for one in trajectories if one.status != "error"]
 
+    @abstractmethod
     def estimate(self, episodes: Sequence[Episode], baselines: Sequence[Episode]) -> Estimates:
         """The advantages (and targets of values) of the selected episodes.
 
         Args:
             baselines: what was played under the prefix BASELINES, without scores and without errors.
         """
-        raise NotImplementedError
 
 
 def by_task(episodes: Sequence[Episode]) -> Mapping[str, list[Episode]]:

@@ -23,9 +23,8 @@ class DAPO(GRPO):
         mean: Literal["trajectory", "token"] = "token"  # each token weighs the same in the loss; or each trajectory
         clip_high: float = 0.28  # eps above 1 of the ratio, in place of optimize.clip_high (published 0.28)
         max_extra_rounds: int = 2  # rounds of further tasks in place of groups without variance; 0: no filtering
-        overlong_buffer: int = (
-            0  # last tokens of env.response_tokens over which a penalty grows (published 4096 of 20480)
-        )
+        # last tokens of env.response_tokens over which a penalty grows (published 4096 of 20480)
+        overlong_buffer: int = 0
         overlong_coef: float = 1.0  # the whole penalty of a response, reward units
 
         def __post_init__(self) -> None:

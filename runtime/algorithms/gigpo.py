@@ -27,7 +27,7 @@ class GiGPO(GRPO):
                 raise ValueError(f"step_weight = {self.step_weight}: must be >= 0")
 
     def advantages(self, group: Sequence[Episode]) -> list[torch.Tensor]:
-        """Eq. 8: A = A^trajectory + omega A^turn; a turn's anchor is the observation that it began with."""
+        """A = A^trajectory + omega A^turn; a turn's anchor is the observation that it began with."""
         s = self.settings
         of_turns = anchor_advantages(
             [[turn.observation for turn in one.trajectory.turns] for one in group],

@@ -18,9 +18,8 @@ class GRPO(Algorithm):
     class Options:
         group_size: int = 8  # N, trajectories a task (published 8)
         use_std: bool = True  # divide by the group's standard deviation (False: Dr. GRPO, arXiv 2503.20783)
-        mean: Literal["trajectory", "token"] = (
-            "trajectory"  # each trajectory weighs the same in the loss; or each token
-        )
+        # what weighs the same in the loss: each trajectory, or each token
+        mean: Literal["trajectory", "token"] = "trajectory"
 
         def __post_init__(self) -> None:
             if self.group_size < 2:

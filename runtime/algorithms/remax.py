@@ -31,10 +31,7 @@ class ReMax(Algorithm):
 
     def estimate(self, episodes: Sequence[Episode], baselines: Sequence[Episode]) -> Estimates:
         c_inv, unit = self.settings.c_inv, self.settings.r_max
-        greedy = {
-            one.trajectory.task_id: turn_scores(one.total, one.invalid, c_inv).mean()
-            for one in baselines
-        }  # fmt: skip
+        greedy = {one.trajectory.task_id: turn_scores(one.total, one.invalid, c_inv).mean() for one in baselines}
         advantages = {
             one.trajectory.key: (turn_scores(one.total, one.invalid, c_inv) - greedy[one.trajectory.task_id]) / unit
             for one in episodes

@@ -17,8 +17,6 @@ from runtime.targets import turn_targets
 
 
 class SAPO(Algorithm):
-    readouts = True
-
     @dataclass(frozen=True)
     class Options:
         advantage: Literal["gae", "q_minus_v"] = "gae"  # the paper's; or Q - V, which it warns of

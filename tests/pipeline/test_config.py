@@ -1,6 +1,7 @@
 """Every setting is checked at the door; presets hold the published numbers."""
 
 import dataclasses
+import re
 from typing import get_type_hints
 
 import pytest
@@ -229,3 +230,30 @@ def test_every_exception_in_may_change_exists():
     sections = get_type_hints(Config)
     known = {f"{name}.{field.name}" for name, kind in sections.items() for field in dataclasses.fields(kind)}
     assert set(MAY_CHANGE) <= known | set(sections)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"algorithm.name": "ppoo"},
+            "algorithm.name = 'ppoo': no such algorithm; did you mean ppo?; there are sapo, ppo",
+        ),
+        ({"algorithm.name": "no_such.module:X"}, "no such algorithm (ModuleNotFoundError: No module named 'no_such')"),
+        ({"algorithm.name": "os:path"}, "not a subclass of runtime.algorithms.base.Algorithm"),
+        ({"algorithm.name": "runtime.algorithms.base:Algorithm"}, "it has no `estimate`"),
+        ({"algorithm.name": "ppo", "ppo.credi": "turn"}, "unknown key ppo.credi; did you mean ppo.credit?"),
+        ({"algorithm.name": "ppo", "ppo.credit": "word"}, "ppo.credit = 'word': must be one of turn, token"),
+        ({"algorithm.name": "grpo", "grpo.group_size": 1}, "grpo.group_size = 1: must be >= 2, a trajectory alone"),
+        ({"algorithm.name": "grpo", "grpo.group_size": 7}, "rollout.trajectories = 128: must be a multiple of 7"),
+        ({"grpo.group_size": 4}, "grpo: options of the algorithm grpo, the run's is sapo"),
+        ({"algorithm.options": 3}, "algorithm.options = 3: must be a section of keys"),
+        (
+            {"env.prompt_form": "transcript", "model.attention": "flash_attention_2"},
+            "model.attention = 'flash_attention_2': must be sdpa or eager where env.prompt_form is transcript",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_algorithm_or_a_transcript_is_named(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_config(apply_settings({}, settings.items()))
