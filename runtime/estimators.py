@@ -40,7 +40,7 @@ def same(numbers: Iterable[float]) -> bool:
 def group_advantages(
     totals: Sequence[float], scores: Sequence[Tensor], *, use_std: bool, unit: float, epsilon: float
 ) -> list[Tensor]:
-    """GRPO (arXiv 2402.03300, Eq. 10 of its outcome supervision): a trajectory against its group's mean.
+    """GRPO (arXiv 2402.03300, outcome supervision): a trajectory against its group's mean.
 
         A_i,t = (s_i,t - mean_j S_j) / (std_j R_j + epsilon)      or / unit without the deviation (arXiv 2503.20783)
 
@@ -80,7 +80,7 @@ def anchor_advantages(
     unit: float,
     epsilon: float,
 ) -> list[Tensor]:
-    """GiGPO's step level (arXiv 2505.10978, Eq. 7): turns of one task at which the agent saw the same are compared.
+    """GiGPO's step level (arXiv 2505.10978): turns of one task at which the agent saw the same are compared.
 
     Args:
         anchors: what was seen at each turn, for each trajectory of the task. returns: G_t likewise, float64 [K_i].
@@ -137,7 +137,7 @@ def token_gae(
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:
-    """DAPO's soft punishment of long responses (arXiv 2503.14476, Eq. 13): from 0 down to -1 over the last tokens.
+    """DAPO's soft punishment of long responses (arXiv 2503.14476): from 0 down to -1 over the last tokens.
 
     Args:
         length: response tokens. longest: allowed. buffer: tokens over which the penalty grows; 0: no penalty.

@@ -34,7 +34,7 @@ DOORS = {
     "wandb": {"runtime/forwarding.py"},
     "trackio": {"runtime/forwarding.py"},
 }
-MATHS = ["losses", "targets", "value_readout", "logprobs"]
+MATHS = ["losses", "targets", "estimators", "value_readout", "logprobs"]
 
 
 def imports(path: Path) -> set[str]:
