@@ -76,9 +76,18 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, attention: str) -> nn.Mo
     Raises:
         ModelFilesError: transformers refuses it.
     """
+    return _load(AutoModelForCausalLM, directory, dtype, attention)
+
+
+def load_token_classifier(directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:
+    """The token classifier of a folder with its weights; otherwise as `load_causal_lm`."""
+    return _load(AutoModelForTokenClassification, directory, dtype, attention)
+
+
+def _load(kind: Any, directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:
     transformers_logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        return kind.from_pretrained(
             str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
         )
     except Exception as fault:  # of transformers, or of the model's own code
@@ -86,21 +95,6 @@ def load_causal_lm(directory: Path, dtype: torch.dtype, attention: str) -> nn.Mo
             f"{directory}: transformers cannot load the model ({in_one_line(fault)}); copy the model again, or take "
             "one that this version of transformers knows"
         ) from fault
-
-
-def load_token_classifier(directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:
-    """The token classifier of a folder with its weights; within `partitioned_construction` born partitioned.
-
-    Raises:
-        ModelFilesError: transformers refuses it.
-    """
-    transformers_logging.disable_progress_bar()
-    try:
-        return AutoModelForTokenClassification.from_pretrained(
-            str(directory), dtype=dtype, attn_implementation=attention, use_safetensors=True, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, ImportError) as fault:
-        raise ModelFilesError(f"{directory}: transformers cannot load the critic ({in_one_line(fault)})") from fault
 
 
 def save_as_token_classifier(source: Path, folder: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,13 +13,14 @@ from safetensors.torch import save_file
 
 from runtime.files import atomic_path
 from runtime.microbatches import plan_microbatches, token_batch
-from runtime.records import RecordError, Scores, Trajectory
+from runtime.records import RecordError, Row, Scores, Trajectory
 from runtime.rows import plain_rows
 from runtime.value_readout import readout
 
 if TYPE_CHECKING:
     from runtime.model import Policy
 
+Answer = TypeVar("Answer")
 SCORES_PATTERN = "scores-*.safetensors"
 OPTIONAL = ("ref_logprobs", "entropies", "critic_values")  # series over the response tokens
 PROBED_ROWS = 16  # of one micro-batch: the check of the value tokens costs a small part of the scoring pass
@@ -88,28 +89,20 @@ def score_trajectories(
     Returns:
         Scores by trajectory key, values in reward units.
     """
-    rows = [plain_rows(trajectory) for trajectory in trajectories]
-    flat = [row for own in rows for row in own]
-    found: list[tuple[list[float], ...]] = [((), (), (), ())] * len(flat)
     tokens = policy.value_tokens
-    for microbatch in plan_microbatches([len(row.input_ids) for row in flat], token_budget, 1)[0]:
-        chosen = [flat[index] for index in microbatch.rows]
-        output = policy(token_batch(chosen).to(device))
+
+    def ask(rows: Sequence[Row]) -> Iterator[tuple[list[float], ...]]:
+        output = policy(token_batch(rows).to(device))
         v = readout(output.value_margins, tokens.r_max, tokens.temperature)
         q = readout(output.q_margins, tokens.r_max, tokens.temperature)
-        num_tokens, num_turns = [row.num_response_tokens for row in chosen], [len(row.spans) for row in chosen]
+        num_tokens, num_turns = [row.num_response_tokens for row in rows], [len(row.spans) for row in rows]
         series = ((output.logprobs, num_tokens), (output.entropies, num_tokens), (v, num_turns), (q, num_turns))
-        parts = [[part.tolist() for part in x.cpu().split(counts)] for x, counts in series]
-        for index, *own in zip(microbatch.rows, *parts, strict=True):
-            found[index] = tuple(own)
-        if progress is not None:
-            progress(sum(num_turns))
-    scores, start = {}, 0
-    for trajectory, own in zip(trajectories, rows, strict=True):
-        parts = found[start : start + len(own)]
-        start += len(own)
+        return zip(*([part.tolist() for part in x.cpu().split(counts)] for x, counts in series), strict=True)
+
+    scores = {}
+    for key, parts in _ask_of_rows(trajectories, token_budget, ask, progress).items():
         logprobs, entropies, values, q_values = (tuple(x for row in parts for x in row[i]) for i in range(4))
-        scores[trajectory.key] = Scores(trajectory.key, logprobs, None, values, q_values, entropies)
+        scores[key] = Scores(key, logprobs, None, values, q_values, entropies)
     return scores
 
 
@@ -125,21 +118,35 @@ def critic_values(
 
     Args: as in `score_trajectories`.
     """
+
+    def ask(rows: Sequence[Row]) -> Iterator[list[float]]:
+        values = critic(token_batch(rows).to(device), by_token=True).cpu()
+        return (part.tolist() for part in values.split([row.num_response_tokens for row in rows]))
+
+    found = _ask_of_rows(trajectories, token_budget, ask, progress)
+    return {key: tuple(x for row in parts for x in row) for key, parts in found.items()}
+
+
+def _ask_of_rows(
+    trajectories: Sequence[Trajectory],
+    token_budget: int,
+    ask: Callable[[Sequence[Row]], Iterator[Answer]],
+    progress: Callable[[int], Any] | None,
+) -> dict[str, list[Answer]]:
+    """What `ask` says of each row of each trajectory, asked a micro-batch at a time; by key, in the rows' order."""
     rows = [plain_rows(trajectory) for trajectory in trajectories]
     flat = [row for own in rows for row in own]
-    found: list[list[float]] = [[]] * len(flat)
+    answers: dict[int, Answer] = {}
     for microbatch in plan_microbatches([len(row.input_ids) for row in flat], token_budget, 1)[0]:
         chosen = [flat[index] for index in microbatch.rows]
-        values = critic(token_batch(chosen).to(device), by_token=True).cpu()
-        for index, part in zip(microbatch.rows, values.split([row.num_response_tokens for row in chosen]), strict=True):
-            found[index] = part.tolist()
+        answers.update(zip(microbatch.rows, ask(chosen), strict=True))
         if progress is not None:
             progress(sum(len(row.spans) for row in chosen))
-    by_key, start = {}, 0
-    for trajectory, own in zip(trajectories, rows, strict=True):
-        by_key[trajectory.key] = tuple(x for part in found[start : start + len(own)] for x in part)
-        start += len(own)
-    return by_key
+    in_order = iter(range(len(flat)))
+    return {
+        trajectory.key: [answers[next(in_order)] for _ in own]
+        for trajectory, own in zip(trajectories, rows, strict=True)
+    }
 
 
 def value_token_probability(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from runtime.shards import read_trajectories
 from stages.context import Resident
 from stages.optimize import read_rows
 from tests.critic_trials import ITERATIONS, make_critic_runs, ppo_settings
-from tests.processes import ENVIRONMENT, ROOT
+from tests.processes import ENVIRONMENT, run_trials
 from tests.training_run import OPTIMIZE, context, largest_difference, weights
 
 pytestmark = pytest.mark.slow
@@ -32,12 +30,7 @@ RANKS_ROUNDING = 2e-5  # likewise, where sums are made in another order: 1.1e-5 
 
 def launch(command: list[str], root: Path, mode: str) -> dict:
     environment = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [*command, "tests/critic_trials.py", mode, str(root)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert (root / f"{mode}.json").exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    return json.loads((root / f"{mode}.json").read_text())
+    return run_trials(command, "tests/critic_trials.py", mode, root, environment, LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
@@ -23,11 +22,11 @@ from runtime.shards import read_trajectories
 from stages.context import Resident
 from stages.optimize import decay, read_rows
 from tests.corridor_policy import make_policy_folder
+from tests.processes import ROOT, run_trials
 from tests.tiny_policies import NEGATIVE, POSITIVE
 from tests.training_run import OPTIMIZE, TURNS, context, largest_difference, make_run, settings, weights
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "tests/engine_trials.py"
 LIMIT_S = 400
 LOSSES = ("sapo/policy_loss", "sapo/value_loss", "sapo/q_loss", "sapo/entropy", "sapo/kl_ref")
@@ -46,12 +45,7 @@ def environment() -> dict[str, str]:
 
 
 def launch(command: list[str], root: Path, mode: str) -> dict:
-    done = subprocess.run(
-        [*command, SCRIPT, mode, str(root)],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert (root / f"{mode}.json").exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    return json.loads((root / f"{mode}.json").read_text())
+    return run_trials(command, SCRIPT, mode, root, environment(), LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.compare.__main__ import main
 from pipeline.compare.writing import write
-from tests.chromium import Browser, find_chromium
 from tests.pipeline.compare.measured import make
 from tests.processes import ROOT
 
@@ -25,15 +24,6 @@ def folder(tmp_path_factory):
     runs += [make(HOSTILE, i, success=(0.0, 0.5, 0.6), wall_s=(3.0 + i, 4.0), won="1001") for i in range(3)]
     write(out, runs, [f"{HOSTILE}: failed"])
     return out
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])

@@ -13,7 +13,6 @@ from pipeline.report.page import script_json
 from pipeline.report.sampling import LONGEST_TEXT
 from pipeline.run_directory import RunPaths
 from runtime.errors import append_error
-from tests.chromium import Browser, find_chromium
 from tests.made_run import add_iteration, episode, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,15 +59,6 @@ def pages(tmp_path_factory):
     paths = hostile_run(tmp_path_factory.mktemp("runs") / "a<b>&'\"")
     assert main([str(paths.root)]) == 0
     return paths.root / "report.html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture
