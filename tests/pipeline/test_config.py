@@ -237,7 +237,7 @@ def test_every_exception_in_may_change_exists():
     [
         (
             {"algorithm.name": "ppoo"},
-            "algorithm.name = 'ppoo': no such algorithm; did you mean ppo?; there are sapo, ppo",
+            "algorithm.name = 'ppoo': no such algorithm; did you mean ppo?; there are sapo",
         ),
         ({"algorithm.name": "no_such.module:X"}, "no such algorithm (ModuleNotFoundError: No module named 'no_such')"),
         ({"algorithm.name": "os:path"}, "not a subclass of runtime.algorithms.base.Algorithm"),
