@@ -102,7 +102,9 @@ def main(argv: list[str] | None = None) -> None:
             append_error(
                 arguments.run_dir / "errors.jsonl", "logging", 0, 0, type(fault).__name__, message, stopped=False
             )
-    terminal.flush()
+    for stream in (sys.stdout, terminal):  # nothing else empties their buffers
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
