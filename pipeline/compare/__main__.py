@@ -23,6 +23,7 @@ from pipeline.compare.planning import (
     parse_seeds,
     parse_variant,
     plan_runs,
+    plan_starts,
     shared_arguments,
     state,
     variants_of,
@@ -58,14 +59,15 @@ def compare(flags: argparse.Namespace) -> int:
     Raises:
         ConfigError: a flag or a setting is wrong; EnvironmentFault: the environment refuses; RunError: see `finish`.
     """
-    planned, given = everything(flags)
+    starts, planned, given = everything(flags)
     out = flags.out or default_out(flags)
-    states, faults = look_at(planned)
-    say_plan(planned, states, flags.dry_run)
+    states, faults = look_at([*starts, *planned])
+    say_plan([*starts, *planned], states, flags.dry_run)
     if flags.dry_run:
         return 0
     runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
-    runner.run([run for run in planned if states[run.folder] in (NEW, BEGUN)])
+    for phase in (starts, planned):
+        runner.run([run for run in phase if states[run.folder] in (NEW, BEGUN)])
     every = [*((run.variant, run.folder) for run in planned), *given]
     runs, left_out = measure_all(every, faults | runner.failures)
     if not runner.stopped_by:
@@ -76,8 +78,10 @@ def compare(flags: argparse.Namespace) -> int:
     return 128 + runner.stopped_by
 
 
-def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[str, Path]]]:
-    """The runs to plan and those that are given.
+def everything(
+    flags: argparse.Namespace,
+) -> tuple[list[PlannedRun], list[PlannedRun], list[tuple[str, Path]]]:
+    """The runs that make first policies, those to compare, and those that are given.
 
     Raises:
         ConfigError: nothing to compare, or a flag that is wrong.
@@ -90,7 +94,9 @@ def everything(flags: argparse.Namespace) -> tuple[list[PlannedRun], list[tuple[
     if flags.jobs < 1:
         raise ConfigError(f"--jobs {flags.jobs}: must be >= 1")
     out = flags.out or default_out(flags)
-    return plan_runs(variants, parse_seeds(flags.seeds), shared_arguments(flags), out), given
+    seeds, base = parse_seeds(flags.seeds), shared_arguments(flags)
+    starts = plan_starts(seeds, base, out) if flags.share_start and variants else []
+    return starts, plan_runs(variants, seeds, base, out, flags.share_start), given
 
 
 def default_out(flags: argparse.Namespace) -> Path:
@@ -177,6 +183,8 @@ def arguments() -> argparse.ArgumentParser:
     flags.add_argument("--from", dest="source", nargs="+", type=Path, metavar="DIR",
                        help="folders of comparisons: write them anew, as one")  # fmt: skip
     flags.add_argument("--out", type=Path, help="where everything goes; default: runs/comparison-<preset>-<env>")
+    flags.add_argument("--share-start", action="store_true",
+                       help="one warm start a seed, that all runs of the seed begin with")  # fmt: skip
     flags.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
     flags.add_argument("--dry-run", action="store_true", help="print the runs; start nothing")
     for name, kind in (("preset", str), ("model", str), ("env", str), ("iterations", int), ("ranks", int)):

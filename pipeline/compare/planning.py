@@ -11,15 +11,17 @@ from pathlib import Path
 from pipeline.algorithm_options import DEFAULT_ALGORITHM
 from pipeline.command_line import parser, resolve
 from pipeline.config import ConfigError
-from pipeline.config_loading import differences, load_config
+from pipeline.config_loading import differences, load_config, preset_for_model
 from pipeline.manifests import read_manifests
 from pipeline.plan import Facts, plan
-from pipeline.run_directory import RunError, RunPaths
+from pipeline.run_directory import EXPORT, RunError, RunPaths
 
 ALGORITHM = "algorithm.name"
 RUNS = "runs"  # below the comparison's folder
 NEW, BEGUN, FINISHED, REFUSED = "new", "begun", "finished", "refused"  # states of a run's folder
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+WARM_START = "warm-start"  # the name of the runs that make first policies
+OWN_START = ("model.", "value.", "warm_start.", "env.")  # settings that another run's first policy may not fit
 SEED_ENDING = re.compile(r"-seed\d+$")
 
 
@@ -107,15 +109,38 @@ def variants_of(algorithms: Sequence[str], own: Sequence[Variant]) -> list[Varia
     return found
 
 
-def plan_runs(variants: Sequence[Variant], seeds: Sequence[int], base: Sequence[str], out: Path) -> list[PlannedRun]:
-    """All runs, seed by seed, so that a comparison that is cut has as many of each variant."""
+def plan_runs(
+    variants: Sequence[Variant], seeds: Sequence[int], base: Sequence[str], out: Path, share_start: bool = False
+) -> list[PlannedRun]:
+    """All runs, seed by seed, so that a comparison that is cut has as many of each variant.
+
+    Args:
+        share_start: they begin with what `plan_starts` makes, but for variants with settings of OWN_START.
+    """
     runs = []
     for seed in seeds:
+        export = _folder(out, WARM_START, seed) / EXPORT
+        shared = ("--model", str(export), "--set", "warm_start.enabled=false")
         for variant in variants:
-            folder = out / RUNS / f"{variant.name}-seed{seed}"
-            arguments = (*base, *variant.arguments, "--seed", str(seed), "--run-dir", str(folder))
-            runs.append(PlannedRun(variant.name, seed, folder, arguments))
+            own = not share_start or any(setting.startswith(OWN_START) for setting in variant.settings)
+            arguments = (*base, *(() if own else shared), *variant.arguments)
+            runs.append(_planned(variant.name, seed, arguments, out))
     return runs
+
+
+def plan_starts(seeds: Sequence[int], base: Sequence[str], out: Path) -> list[PlannedRun]:
+    """A run a seed that ends with policy 0, for the others to begin with."""
+    no_more = ("--set", "run.iterations=0", "--set", "evaluate.final_tasks=1")
+    return [_planned(WARM_START, seed, (*base, *no_more), out) for seed in seeds]
+
+
+def _folder(out: Path, name: str, seed: int) -> Path:
+    return out / RUNS / f"{name}-seed{seed}"
+
+
+def _planned(name: str, seed: int, arguments: Sequence[str], out: Path) -> PlannedRun:
+    folder = _folder(out, name, seed)
+    return PlannedRun(name, seed, folder, (*arguments, "--seed", str(seed), "--run-dir", str(folder)))
 
 
 def shared_arguments(flags: argparse.Namespace) -> list[str]:
@@ -124,6 +149,8 @@ def shared_arguments(flags: argparse.Namespace) -> list[str]:
     for name in ("preset", "model", "env", "iterations", "ranks"):
         if (value := getattr(flags, name)) is not None:
             found += [f"--{name}", str(value)]
+    if flags.share_start and flags.preset is None:  # without a name, a run's export would bring its run's settings
+        found += ["--preset", preset_for_model(flags.model)]
     return found + [part for setting in flags.set for part in ("--set", setting)]
 
 

@@ -127,3 +127,19 @@ def test_a_comparison_is_killed_and_stopped_and_goes_on_where_it_was(tmp_path):
     child = start([*command(out)[:4], *command(out)[6:]])  # without `wide`: all is there
     said, _ = child.communicate(timeout=LIMIT_S)
     assert child.returncode == 0 and "2 runs, 2 of them finished" in said and "started" not in said, said
+
+
+@pytest.mark.slow
+def test_runs_of_a_seed_begin_with_one_warm_start(tmp_path):
+    settings = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    settings += ["--set", "run.iterations=1", "--set", "rollout.trajectories=8"]
+    child = start(["--algorithms", "sapo,grpo", "--env", "tests.corridor:CorridorAdapter", "--seeds", "1",
+                   "--jobs", "2", "--share-start", "--out", str(tmp_path), *settings])  # fmt: skip
+    said, _ = child.communicate(timeout=LIMIT_S)
+    assert child.returncode == 0, said
+    runs = tmp_path / "runs"
+    first = json.loads((runs / "warm-start-seed0/evaluations/0000/results.json").read_text())["policy"]
+    for name in ("sapo-seed0", "grpo-seed0"):
+        assert json.loads((runs / name / "evaluations/0000/results.json").read_text())["policy"] == first
+        assert not (runs / name / "checkpoints/0000/demonstrations.jsonl").exists()
+    assert json.loads((tmp_path / "table.json").read_text())["notes"] == []

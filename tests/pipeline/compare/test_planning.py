@@ -10,6 +10,7 @@ from pipeline.compare.planning import (
     parse_seeds,
     parse_variant,
     plan_runs,
+    plan_starts,
     state,
     variants_of,
 )
@@ -57,6 +58,16 @@ def test_runs_are_planned_seed_by_seed():
     assert runs[3].arguments == (*BASE, "--algorithm", "ppo", "--seed", "4", "--run-dir", "out/runs/ppo-seed4")
     assert runs[2].arguments == (*BASE, "--algorithm", "sapo", "--seed", "4", "--run-dir", "out/runs/sapo-seed4")
     assert runs[0].log == Path("out/runs/sapo-seed0.log")
+
+
+def test_a_shared_start_is_where_runs_of_its_seed_begin():
+    variants = [Variant("ppo", "ppo"), Variant("rows", "sapo", ("value.initial_rows=random",))]
+    (start,) = plan_starts([4], BASE, Path("out"))
+    assert start.name == "warm-start-seed4" and start.arguments[len(BASE) :][:2] == ("--set", "run.iterations=0")
+    sharing, own = plan_runs(variants, [4], BASE, Path("out"), share_start=True)
+    shared = ("--model", "out/runs/warm-start-seed4/export", "--set", "warm_start.enabled=false")
+    assert sharing.arguments[len(BASE) :][: len(shared)] == shared
+    assert own == plan_runs(variants, [4], BASE, Path("out"))[1]  # its first policy would be another
 
 
 def test_the_state_of_a_run(tmp_path, whole_run):
