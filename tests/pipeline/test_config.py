@@ -171,7 +171,7 @@ def test_the_preset_of_smollm2_is_small_enough_for_a_machine_without_gpu():
 def test_a_preset_stands_above_its_base_and_an_algorithms_section_above_both():
     tiny, compare, long = (flatten(configured(preset=name, environment="alfworld")) for name in
                            ("tiny", "compare", "compare-long"))  # fmt: skip
-    assert compare["run.iterations"] == long["run.iterations"] == 60 != tiny["run.iterations"]
+    assert compare["run.iterations"] == long["run.iterations"] == 40 != tiny["run.iterations"]
     assert compare["value.temperature"] == tiny["value.temperature"] == 0.125
     assert long["env.scene"] == "small" and long["env.prompt"] == tiny["env.prompt"] == "compact"
     assert load_preset("compare", "alfworld", "vineppo")["rollout"]["trajectories"] == 8
