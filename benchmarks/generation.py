@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from runtime.generation import Generator, Request
+from runtime.generation import TransformersGenerator
+from runtime.generator import Request
 from runtime.seeding import uniforms
 
 VOCABULARY, MAX_RESPONSE, REPETITIONS = 256, 16, 3
@@ -39,7 +40,7 @@ def make_model(width: int, layers: int) -> Qwen2ForCausalLM:
 
 
 def continuous(model: Qwen2ForCausalLM, prompts: list[tuple[int, ...]], slots: int, temperature: float) -> list:
-    generator = Generator(model, slots, 200, MAX_RESPONSE, temperature, (PLUS, MINUS), STOPS)
+    generator = TransformersGenerator(model, slots, 200, MAX_RESPONSE, temperature, (PLUS, MINUS), STOPS)
     for key, prompt in enumerate(prompts):
         generator.submit(Request(key, prompt, uniforms(0, 1, f"task-{key}", 0, 0, MAX_RESPONSE)))
     done = {}

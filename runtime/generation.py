@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,29 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.generator import Completion, GenerationError, Request, check_limits, check_request, not_finite
 from runtime.row_cache import RowCache
 
 # Requests wait until they are this share (one in so many) of the live rows: at small sizes a prefill of two rows costs
 # as much as a decode step of all.
 JOIN_SHARE = 3
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # a CPU wants activations that stay in its caches, a GPU wants work
-
-
-class GenerationError(Exception):
-    """A request cannot be served. The message names object, fact and remedy."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One response to sample.
-
-    Example: Request(key="task#0/3", prompt_ids=(5, 9, 11), uniforms=uniforms(0, 1, "task", 0, 3, n=16))
-    """
-
-    key: Any  # comes back with the completion
-    prompt_ids: Sequence[int]
-    uniforms: np.ndarray  # float64 [max_response] in [0, 1): the i-th one picks the i-th token
-    conversation: Hashable = None  # where given, the row is kept under this name until its next request, or `forget`
 
 
 @dataclass(eq=False)
@@ -59,19 +43,8 @@ class _Row:
     held: tuple[int, ...] = ()  # the ids whose keys and values a kept row holds
 
 
-@dataclass(frozen=True)
-class Completion:
-    """A finished response."""
-
-    key: Any
-    response_ids: tuple[int, ...]  # as sampled, the end-of-turn token included where there is one
-    sampling_logprobs: tuple[float, ...]  # over W_act at the temperature (at temperature 0: at 1); one per id
-    stopped: bool  # False: cut at the length limit
-    seconds: float  # from `submit` to here
-
-
-class Generator:
-    """A decode loop over `slots` rows.
+class TransformersGenerator:
+    """The `Generator` of the backend `transformers`: a decode loop over `slots` rows.
 
     Args:
         causal_lm: transformers Qwen2ForCausalLM, LlamaForCausalLM or alike; its weights are read at every call, and
@@ -96,17 +69,7 @@ class Generator:
         prefill_tokens: int | None = None,
     ) -> None:
         config = causal_lm.config
-        room = config.max_position_embeddings
-        if max_prompt + max_response > room:
-            raise GenerationError(
-                f"model {config.name_or_path!r} has {room} positions, env.prompt_tokens + env.response_tokens = "
-                f"{max_prompt + max_response}; lower one of them"
-            )
-        if not stop_ids:
-            raise GenerationError(
-                f"model {config.name_or_path!r}: neither tokenizer nor generation_config names an end-of-turn token; "
-                "give the tokenizer an eos_token"
-            )
+        check_limits(config.name_or_path, config.max_position_embeddings, max_prompt, max_response, stop_ids)
         self.causal_lm, self.decoder, self.head = causal_lm, causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.slots, self.max_prompt, self.max_response = slots, max_prompt, max_response
         self.temperature = temperature
@@ -136,16 +99,7 @@ class Generator:
         Raises:
             GenerationError: prompt empty or longer than max_prompt, too few uniform numbers.
         """
-        length = len(request.prompt_ids)
-        if not 0 < length <= self.max_prompt:
-            raise GenerationError(
-                f"request {request.key!r}: prompt of {length} tokens, allowed are 1 to {self.max_prompt}; "
-                "raise env.prompt_tokens"
-            )
-        if len(request.uniforms) < self.max_response:
-            raise GenerationError(
-                f"request {request.key!r}: {len(request.uniforms)} uniform numbers for up to {self.max_response} tokens"
-            )
+        check_request(request, self.max_prompt, self.max_response)
         self.waiting.append(_Row(request, time.perf_counter()))
 
     def forget(self, conversation: Hashable) -> None:
@@ -352,18 +306,8 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: 
         tokens = torch.searchsorted(running, goal[:, None], right=True)[:, 0]
     chosen = logprobs.gather(1, tokens.clamp_(max=logits.shape[1] - 1)[:, None])[:, 0].double()
     if not bool(torch.isfinite(chosen).all()):
-        raise GenerationError(
-            "the policy's logits are not finite: its weights have diverged, or are damaged; begin a new run from an "
-            "earlier policy (--model runs/X/checkpoints/NNNN/policy) with a lower optimize.learning_rate"
-        )
+        raise not_finite()
     return tokens, chosen
-
-
-def stop_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """The end-of-turn tokens: the tokenizer's eos and those that the model's generation_config lists."""
-    listed = getattr(generation_config, "eos_token_id", None)
-    listed = [listed] if isinstance(listed, int) else list(listed or ())
-    return tuple(sorted({*listed, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}))
 
 
 def _batches_by_budget(joiners: list[_Row], budget: int) -> list[list[_Row]]:

@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -68,6 +69,23 @@ def load_tokenizer(directory: str | Path) -> Any:
             "use the tokenizer that belongs to the model"
         )
     return tokenizer
+
+
+def load_generation_config(directory: Path) -> Any:
+    """generation_config.json as transformers understands it; where there is none, what config.json says of it.
+
+    Raises:
+        ModelFilesError: one of them says nothing to transformers.
+    """
+    if not (directory / "generation_config.json").is_file():
+        return GenerationConfig.from_model_config(load_config(directory))
+    try:
+        return GenerationConfig.from_pretrained(str(directory), local_files_only=True)
+    except Exception as fault:  # of transformers, or of json
+        raise ModelFilesError(
+            f"{directory}: no generation_config.json that transformers understands ({in_one_line(fault)}); copy the "
+            "model again"
+        ) from fault
 
 
 def load_causal_lm(directory: Path, dtype: torch.dtype, attention: str) -> nn.Module:

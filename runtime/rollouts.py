@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from env_adapters.base import Observation, PastTurn, StepResult, Task
 from runtime.environment_pool import EnvironmentPool, EnvironmentPoolError, Reply
-from runtime.generation import Completion, Generator, Request
+from runtime.generator import Completion, Generator, Request
 from runtime.prompts import Prompt, PromptRenderer, PromptTooLong, context_ids
 from runtime.records import Trajectory, Turn
 from runtime.seeding import Name, trajectory_seed, uniforms

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import append_error
-from runtime.generation import Generator, stop_ids
-from runtime.model import resident_replica
+from runtime.generator import Generator
 from runtime.pretrained import load_tokenizer
 from runtime.prompts import PromptRenderer
 from runtime.records import RecordError, Trajectory
@@ -19,6 +18,7 @@ from runtime.rollouts import EnvironmentPool, Play, PlaySettings, PlayTimes, pla
 from runtime.seeding import Name
 from runtime.shards import Shards, ShardWriter, read_shards, shard_path
 from runtime.weight_files import policy_fingerprint
+from stages.backends import MakeGenerator, ready_backend
 
 if TYPE_CHECKING:
     from stages.context import Context
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Players:
     """The policy and the environments, ready to play."""
 
-    policy: Any  # runtime.model.Policy
-    fingerprint: str
+    make_generator: MakeGenerator
+    fingerprint: str  # of the policy
     tokenizer: Any
     pool: EnvironmentPool
     seconds: float  # to get them ready
@@ -65,26 +65,18 @@ class SweepResult:
 
 
 def get_ready(context: Context, directory: Path) -> Players:
-    """Bring the replica to the weights of `directory` and start the environments; both stay in context.resident."""
+    """Bring the backend to the weights of `directory`, start the environments; both stay in context.resident."""
     start = time.perf_counter()
     config, distributed, resident = context.config, context.distributed, context.resident
     fingerprint = policy_fingerprint(directory)
-    policy = resident_replica(
-        resident,
-        directory,
-        fingerprint,
-        dtype=config.model.dtype,
-        attention=config.model.attention,
-        temperature=config.rollout.temperature,
-        device=distributed.device,
-    )
+    tokenizer = load_tokenizer(directory)
+    make_generator = ready_backend(context, directory, fingerprint, tokenizer)
     if resident.environments is None:
         cores = len(os.sched_getaffinity(0)) // distributed.world_size
         workers = config.rollout.workers or max(1, cores)
         limit = config.rollout.turn_timeout_s
         resident.environments = EnvironmentPool(config.env.name, config.env.options, workers, limit)
-    tokenizer = load_tokenizer(directory)
-    return Players(policy, fingerprint, tokenizer, resident.environments, time.perf_counter() - start)
+    return Players(make_generator, fingerprint, tokenizer, resident.environments, time.perf_counter() - start)
 
 
 def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
@@ -106,7 +98,7 @@ def play_sweep(context: Context, players: Players, sweep: Sweep) -> SweepResult:
     bar = context.progress(len(sweep.plays), sweep.what, "episode", len(sweep.plays) - len(missing))
     times = PlayTimes()
     restarts = players.pool.num_restarts
-    generator = _make_generator(context, players, sweep.temperature, len(own))
+    generator = players.make_generator(sweep.temperature, len(own))
     with ShardWriter(shard_path(sweep.folder, distributed.rank, sweep.prefix)) as shard:
         _play_own(context, players, sweep, own, generator, shard, bar, times)
     bar.close()
@@ -182,19 +174,6 @@ def _note_loss(context: Context, sweep: Sweep, trajectory: Trajectory) -> None:
     message = f"task {trajectory.task_id}: {error.splitlines()[-1] if error else 'lost'}"
     where = (sweep.stage, sweep.iteration, context.distributed.rank)
     append_error(context.paths.errors, *where, "EpisodeLost", message, lines=error, stopped=False)
-
-
-def _make_generator(context: Context, players: Players, temperature: float, num_tasks: int) -> Generator:
-    config, causal_lm = context.config, players.policy.causal_lm
-    return Generator(
-        causal_lm,
-        slots=max(1, min(config.rollout.slots, num_tasks)),
-        max_prompt=config.env.prompt_tokens,
-        max_response=config.env.response_tokens,
-        temperature=temperature,
-        banned_ids=players.policy.value_ids.tolist(),
-        stop_ids=stop_ids(players.tokenizer, causal_lm.generation_config),
-    )
 
 
 def _check_origin(shards: Shards, fingerprint: str, sweep: Sweep) -> None:

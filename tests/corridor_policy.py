@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from runtime.generation import Generator
+from runtime.generation import TransformersGenerator
 from runtime.vocabulary import ValueTokens, write_value_tokens
 from tests.corridor import ACTIONS, CorridorAdapter
 
@@ -40,11 +40,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2ForCau
     return model
 
 
-def make_generator(model, tokenizer, slots: int = 4, max_response: int = 2, temperature: float = 1.0) -> Generator:
+def make_generator(
+    model, tokenizer, slots: int = 4, max_response: int = 2, temperature: float = 1.0
+) -> TransformersGenerator:
     """Speaks in single actions and full stops only, so that a random model walks the corridor."""
     speakable = {tokenizer.eos_token_id, *(tokenizer.convert_tokens_to_ids(word) for word in ACTIONS)}
     banned = [index for index in range(len(tokenizer)) if index not in speakable]
-    return Generator(model, slots, 96, max_response, temperature, banned, [tokenizer.eos_token_id])
+    return TransformersGenerator(model, slots, 96, max_response, temperature, banned, [tokenizer.eos_token_id])
 
 
 def make_policy_folder(folder: Path, seed: int = 0) -> None:

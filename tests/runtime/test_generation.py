@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from runtime.generation import GenerationError, Generator, Request, sample_tokens, stop_ids
+from runtime.generation import TransformersGenerator, sample_tokens
+from runtime.generator import GenerationError, Request, stop_ids
 from runtime.seeding import uniforms
 
 VOCABULARY, EOS, PLUS, MINUS = 50, 1, 48, 49
@@ -38,10 +39,10 @@ def request(key: int, prompt_ids, n: int = 12, run_seed: int = 0) -> Request:
 
 
 def make_generator(model, slots=4, temperature=1.0, banned=(PLUS, MINUS), stops=(EOS,), max_response=12, **more):
-    return Generator(model, slots, 40, max_response, temperature, banned, stops, **more)
+    return TransformersGenerator(model, slots, 40, max_response, temperature, banned, stops, **more)
 
 
-def finish(generator: Generator) -> dict:
+def finish(generator: TransformersGenerator) -> dict:
     done = {}
     while not generator.idle:
         for completion in generator.step():
@@ -209,7 +210,7 @@ def test_bad_requests_are_refused():
     with pytest.raises(GenerationError, match="uniform numbers"):
         generator.submit(request(0, (3,), n=5))
     with pytest.raises(GenerationError, match="128 positions"):
-        Generator(model, 2, 100, 29, 1.0, (), (EOS,))
+        TransformersGenerator(model, 2, 100, 29, 1.0, (), (EOS,))
     with pytest.raises(GenerationError, match="end-of-turn"):
         make_generator(model, stops=())
     assert generator.idle
@@ -248,7 +249,7 @@ def converse(model, temperature, slots, keep, num_turns=3):
     """
     random = np.random.default_rng(3)
     new = [[tuple(random.integers(2, 48, random.integers(1, 9)).tolist()) for _ in range(num_turns)] for _ in range(5)]
-    generator = Generator(model, slots, 100, 6, temperature, (PLUS, MINUS), (EOS,))
+    generator = TransformersGenerator(model, slots, 100, 6, temperature, (PLUS, MINUS), (EOS,))
     contexts, found, total = [()] * 5, {}, 0
     due = [(number, 0) for number in range(5)]
     while due or not generator.idle:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from env_adapters.base import Observation
-from runtime.generation import Generator
+from runtime.generation import TransformersGenerator
 from runtime.microbatches import token_batch
 from runtime.model import Policy
 from runtime.prompts import PromptRenderer, PromptTooLong, context_ids
@@ -163,7 +163,7 @@ def test_one_row_says_what_each_turn_says_alone():
         torch.testing.assert_close(getattr(whole, name), parts, atol=1e-6, rtol=1e-6)
 
 
-class Plain(Generator):
+class Plain(TransformersGenerator):
     """Keeps no rows."""
 
     def submit(self, request):
@@ -176,7 +176,7 @@ def test_played_transcripts_do_not_depend_on_kept_rows_and_are_scored_as_sampled
     plus, minus = TOKENIZER.convert_tokens_to_ids(["<plus>", "<minus>"])
     settings = PlaySettings(run_seed=0, seed_name=1, iteration=1, policy="p", max_turns=6)
     played = {}
-    for kind in (Generator, Plain):
+    for kind in (TransformersGenerator, Plain):
         environments = EnvironmentPool("tests.corridor:SpokenCorridorAdapter", {}, 1, 30.0)
         generator = kind(model, 4, prompt_tokens, 2, 1.0, [plus, minus], [EOS])
         try:
@@ -185,7 +185,7 @@ def test_played_transcripts_do_not_depend_on_kept_rows_and_are_scored_as_sampled
         finally:
             environments.close()
         assert not generator.kept
-    for key, one in played[Generator].items():
+    for key, one in played[TransformersGenerator].items():
         other = played[Plain][key]
         assert [(t.prompt_ids, t.response_ids) for t in one.turns] == [
             (t.prompt_ids, t.response_ids) for t in other.turns
@@ -193,7 +193,7 @@ def test_played_transcripts_do_not_depend_on_kept_rows_and_are_scored_as_sampled
         assert len(one.turns) == 1 or any(turn.continues for turn in one.turns)
         for number, turn in enumerate(one.turns):
             assert len(context_ids(one.turns[: number + 1])) - len(turn.response_ids) <= prompt_tokens
-    trajectories = list(played[Generator].values())
+    trajectories = list(played[TransformersGenerator].values())
     scores = score_trajectories(Policy(model, ValueTokens(plus, minus, 10.0, 1.0, "x"), 1.0), trajectories, 1000, "cpu")
     for one in trajectories:
         sampled = [x for turn in one.turns for x in turn.sampling_logprobs]
