@@ -21,7 +21,8 @@ RUNS = "runs"  # below the comparison's folder
 NEW, BEGUN, FINISHED, REFUSED = "new", "begun", "finished", "refused"  # states of a run's folder
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 WARM_START = "warm-start"  # the name of the runs that make first policies
-OWN_START = ("model.", "value.", "warm_start.", "env.")  # settings that another run's first policy may not fit
+# Settings that the first policy of another run may not fit.
+OWN_START = ("model.", "value.initial_rows", "value.r_max", "value.temperature", "warm_start.", "env.")
 SEED_ENDING = re.compile(r"-seed\d+$")
 
 
