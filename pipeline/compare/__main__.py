@@ -63,6 +63,9 @@ def compare(flags: argparse.Namespace) -> int:
     out = flags.out or default_out(flags)
     states, faults = look_at([*starts, *planned])
     say_plan([*starts, *planned], states, flags.dry_run)
+    for variant, folder in given:
+        print(f"  given     {variant}: {folder}")
+    sys.stdout.flush()
     if flags.dry_run:
         return 0
     runner = Runner(flags.jobs, lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
@@ -133,7 +136,6 @@ def say_plan(planned: Sequence[PlannedRun], states: dict[Path, str], commands: b
         print(f"{len(planned)} runs, {done} of them finished")
     for run in planned:
         print(f"  {states[run.folder]:<9} " + (f"bash run.sh {shlex.join(run.arguments)}" if commands else run.name))
-    sys.stdout.flush()
 
 
 def measure_all(named: Sequence[tuple[str, Path]], faults: dict[Path, str]) -> tuple[list[Measured], list[str]]:

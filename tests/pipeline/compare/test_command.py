@@ -70,6 +70,11 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     )
 
 
+def test_a_dry_run_names_the_runs_that_are_given(tmp_path, capsys):
+    assert main(["--runs", f"mine:{tmp_path}", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"  given     mine: {tmp_path}\n"
+
+
 def test_finished_runs_are_compared_as_they_are(whole_run, tmp_path, capsys):
     assert main(["--runs", str(whole_run), f"again:{whole_run}", "--out", str(tmp_path)]) == 0
     table = json.loads((tmp_path / "table.json").read_text())
