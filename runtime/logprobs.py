@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-LOGIT_BUDGET = 2**26  # logits a chunk (256 MiB in float32; a few such buffers live at a time)
+LOGIT_BUDGET = 2**24  # logits a chunk: 64 MiB in float32, twice that at a time; larger chunks are no faster
 
 
 def chunk_size(vocabulary_size: int) -> int:
@@ -20,12 +20,12 @@ def action_log_softmax(logits: torch.Tensor, banned: torch.Tensor, temperature: 
     """log pi over W_act at the sampling temperature, float32 [n, V]; -inf at the banned ids (Eq. 3).
 
     Args:
-        logits: raw next-token logits [n, V].
+        logits: raw next-token logits [n, V]; where they are float32, they are changed.
         banned: ids outside W_act (the two value tokens), int64 [2].
         temperature: the rollout's sampling temperature, > 0.
     """
-    scaled = logits.to(torch.float32) / temperature  # a copy, so the caller's logits stay
-    return scaled.index_fill_(1, banned, float("-inf")).log_softmax(dim=1)
+    logits = logits.to(torch.float32).div_(temperature)
+    return logits.index_fill_(1, banned, float("-inf")).log_softmax(dim=1)
 
 
 def action_logprobs(
@@ -60,42 +60,43 @@ class _ActionLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, token_ids, banned, temperature, chunk):
-        ctx.save_for_backward(hidden, weight, token_ids, banned)
-        ctx.temperature, ctx.chunk = temperature, chunk
         logprobs = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
         entropies = torch.empty_like(logprobs)
         for start in range(0, hidden.shape[0], chunk):
             part = slice(start, start + chunk)
             log_pi = action_log_softmax(hidden[part] @ weight.t(), banned, temperature)
             logprobs[part] = log_pi.gather(1, token_ids[part, None]).squeeze(1)
-            entropies[part] = _probabilities_and_entropy(log_pi, banned)[1]
+            entropies[part] = _entropy(log_pi, banned)
+            del log_pi  # before the next chunk's logits come
+        ctx.save_for_backward(hidden, weight, token_ids, banned, entropies)
+        ctx.temperature, ctx.chunk = temperature, chunk
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx, grad_logprobs, grad_entropies):
-        hidden, weight, token_ids, banned = ctx.saved_tensors
+        hidden, weight, token_ids, banned, entropies = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for start in range(0, hidden.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
             log_pi = action_log_softmax(hidden[part] @ weight.t(), banned, ctx.temperature)
-            pi, entropy = _probabilities_and_entropy(log_pi, banned)
             # in place from here on: one chunk's buffers are the peak of the whole pass
-            log_pi.add_(entropy[:, None]).mul_(grad_entropies[part, None]).add_(grad_logprobs[part, None])
+            pi, log_pi = log_pi.exp(), log_pi.index_fill_(1, banned, 0.0)  # 0 * -inf would be NaN
+            log_pi.add_(entropies[part, None]).mul_(grad_entropies[part, None]).add_(grad_logprobs[part, None])
             grad_logits = pi.mul_(log_pi).neg_()
             grad_logits.scatter_add_(1, token_ids[part, None], grad_logprobs[part, None])
             grad_logits = grad_logits.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[part] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight.addmm_(grad_logits.t(), hidden[part])
+            del log_pi, pi, grad_logits
         return grad_hidden, grad_weight, None, None, None, None
 
 
-def _probabilities_and_entropy(log_pi: torch.Tensor, banned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """pi [n, V] and its entropy [n]. Changes `log_pi`: 0 at the banned ids, since 0 * -inf would be NaN."""
+def _entropy(log_pi: torch.Tensor, banned: torch.Tensor) -> torch.Tensor:
+    """Of each distribution [n]. Changes `log_pi` [n, V]: 0 at the banned ids, since 0 * -inf would be NaN."""
     pi = log_pi.exp()
-    log_pi.index_fill_(1, banned, 0.0)
-    return pi, -torch.linalg.vecdot(pi, log_pi)
+    return -pi.mul_(log_pi.index_fill_(1, banned, 0.0)).sum(1)
 
 
 def value_margins(hidden: torch.Tensor, weight: torch.Tensor, value_ids: torch.Tensor) -> torch.Tensor:
