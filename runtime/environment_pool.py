@@ -7,6 +7,7 @@ the other episodes of that worker are lost with it, blameless.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from env_adapters.base import Observation, StepResult, Task
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 120.0  # importing an engine may take long on a busy machine
-IN_FLIGHT = 2  # commands sent ahead to a worker: it never waits for us, and a message always fits into the socket
+# Bytes of commands sent ahead to a worker. Many, so that it never waits for us while we generate; no more than a socket
+# holds, so that we never wait for it while it waits for us to take its replies.
+IN_FLIGHT_BYTES = 65536
 
 
 class EnvironmentPoolError(Exception):
@@ -44,7 +47,8 @@ class Reply:
 class _Command:
     ticket: int
     slot: int
-    message: tuple[int, int, str, Any]
+    name: str
+    message: bytes
 
 
 @dataclass
@@ -159,17 +163,21 @@ class EnvironmentPool:
         self._next_ticket += 1
         self._tickets[slot] = ticket
         worker = self._workers[slot % len(self._workers)]
-        worker.queued.append(_Command(ticket, slot, (ticket, slot, command, argument)))
+        message = pickle.dumps((ticket, slot, command, argument))
+        worker.queued.append(_Command(ticket, slot, command, message))
         self._send(worker)
 
     def _send(self, worker: _Worker) -> None:
-        while worker.queued and len(worker.sent) < IN_FLIGHT:
+        while worker.queued:
+            ahead = sum(len(command.message) for command in worker.sent)
+            if ahead and ahead + len(worker.queued[0].message) > IN_FLIGHT_BYTES:
+                return
             if not worker.sent and worker.ready:
                 worker.busy_since = time.monotonic()
             command = worker.queued.popleft()
             worker.sent.append(command)
             try:
-                worker.connection.send(command.message)
+                worker.connection.send_bytes(command.message)
             except OSError:  # it has died: the next poll sees that too, and reports it
                 return
 
@@ -237,7 +245,7 @@ class EnvironmentPool:
         for slot in sorted(slot for slot in self._tickets if slot % len(self._workers) == index):
             # A worker that dies with nothing to do leaves no culprit: then all are charged, so that it ends.
             to_blame = not worker.sent or (culprit is not None and slot == culprit.slot)
-            doing = f" during {culprit.message[2]}" if culprit is not None and to_blame else ""
+            doing = f" during {culprit.name}" if culprit is not None and to_blame else ""
             replies.append(Reply(slot, None, text + doing, to_blame, 0.0))
             self.release(slot)
         return replies

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,21 @@ class FaultyCorridorAdapter(CorridorAdapter):
 
     def make(self) -> FaultyCorridor:
         return FaultyCorridor()
+
+
+class EchoingCorridor(Corridor):
+    """What it shows ends with all that was said."""
+
+    def step(self, response: str) -> StepResult:
+        result = super().step(response)
+        return replace(result, observation=replace(result.observation, text=f"{result.observation.text} {response}"))
+
+
+class EchoingCorridorAdapter(CorridorAdapter):
+    name = "echoing-corridor"
+
+    def make(self) -> EchoingCorridor:
+        return EchoingCorridor()
 
 
 class BrokenAdapter(CorridorAdapter):

@@ -230,6 +230,22 @@ def test_a_sweep_given_up_half_way_leaves_the_pool_usable():
     assert {key: sampled(one) for key, one in done.items()} == {key: sampled(one) for key, one in clean.items()}
 
 
+def test_commands_and_replies_larger_than_a_socket_do_not_block_each_other():
+    slots, response = range(40), "right " * 8000
+    with pool(workers=1, adapter="EchoingCorridorAdapter") as environments:
+        for slot, task in zip(slots, corridor_tasks(len(slots)), strict=True):
+            environments.reset(slot, task)
+        replies = []
+        while len(replies) < len(slots):
+            replies += environments.poll(20.0)
+        for slot in slots:
+            environments.step(slot, response)
+        while len(replies) < 2 * len(slots):
+            replies += environments.poll(20.0)
+    assert all(reply.error is None for reply in replies)
+    assert all(reply.result.observation.text.endswith(response) for reply in replies[len(slots) :])
+
+
 def test_a_worker_that_cannot_build_its_adapter_says_why(monkeypatch):
     monkeypatch.setenv("CORRIDOR_BROKEN", "1")
     with pool(adapter="BrokenAdapter") as environments:
