@@ -140,6 +140,8 @@ class WarmStartConfig:
 class RolloutConfig:
     trajectories: int = 128  # an iteration (published); one a task, or a group a task where the algorithm has groups
     temperature: float = 1.0  # sampling temperature; the log-probs carry it too (Eq. 3)
+    # who generates: transformers, or vLLM where it is installed (docs/generation.md); may change on resume
+    backend: Literal["transformers", "vllm"] = "transformers"
     slots: int = 128  # live episodes a rank, the batch of the decode loop
     workers: int = 0  # environment processes a rank; 0: one a core
     turn_timeout_s: float = 120.0  # an environment that does not answer is restarted

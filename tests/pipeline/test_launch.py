@@ -234,6 +234,13 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
         launch.check_machine(request("--ranks", "3").config, "deepspeed")
 
 
+def test_vllm_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    launch.check_machine(request().config, "deepspeed")
+    with pytest.raises(ConfigError, match="rollout.backend = 'vllm': vLLM is not installed here; install requ"):
+        launch.check_machine(request("--set", "rollout.backend=vllm").config, "deepspeed")
+
+
 # A stand-in for the deepspeed launcher, which is no part of what is tested here: it starts a rank that holds the lock.
 RANK = """
 import os, subprocess, sys, time

@@ -205,3 +205,14 @@ def test_disk_by_hand(tmp_path):
     assert disk_gib(config, "collect_rollouts", tmp_path) * 2**30 == pytest.approx(4 * 5 * 30 * 12)
     assert disk_gib(config, "export", tmp_path) * 2**30 == pytest.approx(1000)
     assert disk_gib(config, "reserve_vocab", None) * 2**30 == pytest.approx(2 * 1_543_714_304)
+
+
+def test_vllm_keeps_weights_and_a_cache_of_its_own():
+    plain = stage_memory(configured(), SMALL, 1)
+    vllm = stage_memory(configured("rollout.backend=vllm"), SMALL, 1)
+    # bf16: 2 * 1272 parameters; 128 slots of 2048 + 512 tokens, keys and values of 2 layers, 4 numbers each
+    added = {"vLLM's weights": 2544, "vLLM's KV cache": 128 * 2560 * 2 * 2 * 4 * 2}
+    for stage in ("compute_advantages", "optimize"):
+        assert vllm[stage] == {**plain[stage], **added}
+    assert plain["collect_rollouts"]["KV cache"] == added["vLLM's KV cache"]
+    assert sum(vllm["collect_rollouts"].values()) == sum(plain["collect_rollouts"].values()) + 2544
