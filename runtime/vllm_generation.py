@@ -46,6 +46,7 @@ except ImportError as fault:
 
 LARGEST_BLOCK = 128  # tokens a block of the paged cache: vLLM's on a CPU; a GPU's blocks are smaller
 SMALLEST_SHARE = 0.01  # of the device's memory that vLLM wants free at its start; the cache's size is given in bytes
+CPU_STEP_TOKENS = 4096  # tokens of a step on a CPU: vLLM's own number there
 SEEDS = 2**53  # a uniform number has so many values
 
 
@@ -89,6 +90,7 @@ class VllmEngine:
             kv_cache_memory_bytes=slots * cache_bytes(config, longest, getattr(torch, dtype).itemsize),
             gpu_memory_utilization=SMALLEST_SHARE,
             enforce_eager=current_platform.is_cpu(),
+            **(cpu_settings(longest) if current_platform.is_cpu() else {}),
             distributed_executor_backend="external_launcher",  # the ranks are there: ours
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
@@ -234,6 +236,12 @@ def resident_vllm(
         )
     resident.vllm.refresh(directory, fingerprint)
     return resident.vllm
+
+
+def cpu_settings(longest: int) -> dict[str, Any]:
+    """Prompts are prefilled whole: on a CPU vLLM 0.32 ends on an error ("CPU Generator does not use offset") where a
+    request with a seed has only a part of its prompt prefilled in a step."""
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_STEP_TOKENS, longest)}
 
 
 def cache_bytes(config: Any, tokens: int, element: int) -> int:

@@ -28,7 +28,7 @@ pytestmark = [
 
 VOCABULARY, EOS, PLUS, MINUS = 50, 1, 48, 49
 BANNED, STOPS = (PLUS, MINUS), (EOS, 7)
-MAX_PROMPT, MAX_RESPONSE, SLOTS = 200, 12, 4
+MAX_PROMPT, MAX_RESPONSE, SLOTS = 200, 12, 32
 TURN = trajectory("t", 1).turns[0]
 
 
@@ -123,6 +123,18 @@ def check_scores(folder, temperature, asked, done) -> None:
         with torch.no_grad():
             output = policy(token_batch(rows_of_turns("t", [turn])))
         assert one.sampling_logprobs == pytest.approx(output.logprobs.tolist(), abs=1e-4)
+
+
+def test_more_prompts_at_once_than_one_step_takes(engine, folders, tied):
+    """On a CPU vLLM 0.32 breaks where it prefills a prompt in parts and the request has a seed."""
+    random, folder = np.random.default_rng(0), folders[0, tied]
+    asked = [
+        dataclasses.replace(request, prompt_ids=tuple(random.integers(2, 48, MAX_PROMPT).tolist()))
+        for request in requests(2 * SLOTS)
+    ]  # a full batch of 32 * 200 = 6,400 tokens
+    done = finish(on_vllm(engine, folder, 1.0), asked)
+    assert len(done) == 2 * SLOTS
+    check_scores(folder, 1.0, asked[:5], done)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
