@@ -87,24 +87,31 @@ def make_qwen_shape(folder: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    byte_pairs().save_pretrained(folder)
+    byte_pairs(scene_words(), QWEN_TOKENS).save_pretrained(folder)
 
 
-def byte_pairs() -> Any:
-    """Qwen2's kind of tokenizer, its merges learned from the environment's words and its size that of the real one."""
+def scene_words() -> Sequence[str]:
+    """The words of ALFWorld's full scenes."""
+    from env_adapters.registry import make_adapter
+
+    return make_adapter("alfworld", {"scene": "full"}).vocabulary()
+
+
+def byte_pairs(texts: Sequence[str], size: int) -> Any:
+    """Qwen2's kind of tokenizer, its merges learned from the texts, filled up to `size` tokens that never come up."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer
-
-    from env_adapters.registry import make_adapter
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet, min_frequency=1, show_progress=False)
-    core.train_from_iterator(make_adapter("alfworld", {"scene": "full"}).vocabulary(), trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(4000, size - 1), initial_alphabet=alphabet, min_frequency=1, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
     learned = json.loads(core.to_str())["model"]
     vocabulary = dict(learned["vocab"])
-    vocabulary |= {f"<unused {i}>": i for i in range(len(vocabulary), QWEN_TOKENS - 1)}
+    vocabulary |= {f"<unused {i}>": i for i in range(len(vocabulary), size - 1)}
     return Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]])
 
 

@@ -1,0 +1,176 @@
+"""Seconds a trajectory of this pipeline against a GRPO loop of TRL 1.16: same model, tokenizer, texts, turns, threads.
+
+    python3 -m venv trl && trl/bin/pip install -r benchmarks/requirements-trl.txt
+    python -m benchmarks.trl_loop --trl-python trl/bin/python [--models 3m 21m] [--out benchmarks/results/trl_loop.json]
+
+Both play 10 turns of 8 new tokens in `benchmarks.talk`, with one model folder (Qwen2 shapes, random weights, float32),
+one thread, the same number of trajectories an iteration and one optimizer step on all of them, without a KL term. TRL
+(benchmarks/trl_side.py) reads the transcript so far at every turn; the like-for-like is our transcript form, whose ids
+are the same. The history form (two turns shown) is the paper's. A random model now and then says the end-of-turn
+token before its eighth; the tokens that were sampled are counted.
+
+Ours is the real driver with its files: a trajectory is collected, scored (old log-probs, V, Q) and trained on; "all" is
+everything an iteration does besides (reading and writing shards, engine state and exported weights). TRL scores nothing
+(its old log-probs are the new ones) and saves nothing. Sides run in turn, `--rounds` times, in processes of their own;
+the first iteration of each is left out, of the others the medians count. CPU seconds are the process's, ours with its
+environment worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import machine, write
+from benchmarks.models import SHAPES, make_model
+from benchmarks.stages import byte_pairs, run_child
+from benchmarks.talk import TalkAdapter
+from pipeline.config_loading import apply_settings, build_config, load_preset, save_config
+from pipeline.launch import launch_environment
+from pipeline.manifests import read_manifests
+from pipeline.run_directory import RunPaths
+from runtime.rows import plain_rows
+from runtime.shards import read_trajectories
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ("collect_rollouts", "compute_advantages", "optimize")
+COLLECT, SCORE, TRAIN = ("generation_s", "environment_wait_s", "loop_s"), ("old_logprobs_s", "targets_s"), ("steps_s",)
+TARGET = 0.2
+SIDES = ("transcript", "history", "trl")
+
+
+def make_folder(folder: Path, name: str) -> None:
+    """The model and its tokenizer, as a transformers folder that both sides read."""
+    shape = SHAPES[name]
+    tokenizer = byte_pairs(TalkAdapter(TalkAdapter.Options()).vocabulary(), shape.vocabulary - 2)
+    eos = tokenizer.eos_token_id
+    model = make_model(shape, stops=[eos])
+    model.config.eos_token_id = model.generation_config.eos_token_id = eos
+    model.config.pad_token_id = model.generation_config.pad_token_id = eos
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def ours(form: str, model: Path, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """A run of the driver; what its iterations took, out of the manifests."""
+    settings = {
+        "model.name": str(model), "run.iterations": options.iterations, "warm_start.enabled": False,
+        "env.prompt_form": form, "env.history_length": 2, "env.max_turns": options.turns, "env.prompt_tokens": 1024,
+        "env.response_tokens": options.response_tokens, "rollout.trajectories": options.trajectories,
+        "rollout.slots": options.trajectories, "rollout.workers": 1,
+        "optimize.minibatch_size": options.turns * options.trajectories, "optimize.learning_rate": 1e-6,
+        "optimize.warmup_steps": 0, "optimize.kl_coef": 0.0, "evaluate.every": 0, "evaluate.final_tasks": 1,
+    }  # fmt: skip
+    preset = load_preset("tiny", "benchmarks.talk:TalkAdapter")
+    config = build_config(apply_settings(preset, list(settings.items())))
+    paths = RunPaths(Path(tempfile.mkdtemp(dir=scratch)))
+    save_config(config, paths.config)
+    run_child(["pipeline/driver.py", "--run-dir", str(paths.root)], launch_environment(config))
+    manifests, found = read_manifests(paths), []
+    for iteration in range(1, options.iterations + 1):
+        collect, score, train = (manifests[stage, iteration] for stage in STAGES)
+        trajectories = read_trajectories(paths.rollouts(iteration))
+        parts = {
+            "collect_s": sum(collect.seconds[key] for key in COLLECT),
+            "score_s": sum(score.seconds[key] for key in SCORE),
+            "update_s": sum(train.seconds[key] for key in TRAIN),
+        }
+        found.append(
+            {
+                **parts,
+                "wall_s": sum(parts.values()),
+                "all_s": sum(one.seconds["total"] for one in (collect, score, train)),
+                "collect_cpu_s": collect.cpu_s,
+                "cpu_s": sum(one.cpu_s for one in (collect, score, train)),
+                "response_tokens": sum(len(turn.response_ids) for one in trajectories for turn in one.turns),
+                "final_tokens": sum(len(row.input_ids) for one in trajectories for row in plain_rows(one)),
+            }
+        )
+    peak = max(manifests["optimize", i].peak_memory_mib["cpu"] for i in range(1, options.iterations + 1))
+    return {"iterations": found, "peak_mib": peak}
+
+
+def theirs(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """TRL's trainer in its own interpreter."""
+    line = [str(options.trl_python), "-m", "benchmarks.trl_side", "--model", str(model)]
+    for name in ("trajectories", "turns", "response_tokens", "iterations"):
+        line += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(line)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summary(runs: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, float]:
+    """Medians over the iterations that count; a trajectory, a turn, a response token."""
+    measured = [one for run in runs for one in run["iterations"][1:]]
+    result = {key: statistics.median(one[key] for one in measured) / options.trajectories for key in measured[0]}
+    result["peak_mib"] = max(run["peak_mib"] for run in runs)
+    result["measured_iterations"] = len(measured)
+    for clock in ("wall_s", "cpu_s"):
+        result[f"{clock}_a_turn"] = result[clock] / options.turns
+        result[f"{clock}_a_token"] = result[clock] / result["response_tokens"]
+    return result
+
+
+def table(name: str, sides: dict[str, dict[str, float]]) -> str:
+    keys = ("wall_s", "cpu_s", "collect_s", "score_s", "update_s", "all_s", "cpu_s_a_turn", "cpu_s_a_token",
+            "response_tokens", "final_tokens", "peak_mib")  # fmt: skip
+    lines = [f"{name + ', a trajectory':22}" + "".join(f"{side:>12}" for side in sides)]
+    for key in keys:
+        form = ".0f" if key in ("response_tokens", "final_tokens", "peak_mib") else ".4f"
+        lines.append(
+            f"{key:22}" + "".join(f"{one[key]:>12{form}}" if key in one else " " * 12 for one in sides.values())
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", type=Path, required=True, help="of the environment that has TRL")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["3m", "21m"])
+    parser.add_argument("--trajectories", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--response-tokens", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=4, help="of a process, the first one uncounted")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the numbers there, as JSON; another model's there stay")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in options.models:
+        scratch = Path(tempfile.mkdtemp(prefix="sapo-trl-"))
+        try:
+            make_folder(scratch / "model", name)
+            runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+            for _ in range(options.rounds):
+                for side in SIDES:
+                    model = scratch / "model"
+                    runs[side].append(theirs(model, options) if side == "trl" else ours(side, model, options, scratch))
+                    print(f"{name}: {side} done", file=sys.stderr, flush=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        sides = {side: summary(found, options) for side, found in runs.items()}
+        print(table(name, sides))
+        ratios = {
+            f"{form}, {clock}": sides[form][clock] / sides["trl"][clock]
+            for form in ("transcript", "history")
+            for clock in ("wall_s", "cpu_s")
+        }
+        print(
+            "\n".join(f"{what} over TRL's: {ratio:.3f} (target {TARGET})" for what, ratio in ratios.items()), flush=True
+        )
+        facts = {"machine": machine(), "trajectories": options.trajectories, "turns": options.turns}
+        write(options.out, name, {**facts, "sides": sides, "ratios": ratios, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
