@@ -30,72 +30,27 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import machine, write
-from benchmarks.models import SHAPES, make_model
-from benchmarks.stages import byte_pairs, run_child
-from benchmarks.talk import TalkAdapter
-from pipeline.config_loading import apply_settings, build_config, load_preset, save_config
-from pipeline.launch import launch_environment
-from pipeline.manifests import read_manifests
-from pipeline.run_directory import RunPaths
-from runtime.rows import plain_rows
-from runtime.shards import read_trajectories
+from benchmarks.models import SHAPES
+from benchmarks.talk_runs import make_folder, run_talk
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("collect_rollouts", "compute_advantages", "optimize")
-COLLECT, SCORE, TRAIN = ("generation_s", "environment_wait_s", "loop_s"), ("old_logprobs_s", "targets_s"), ("steps_s",)
 TARGET = 0.2
 SIDES = ("transcript", "history", "trl")
 
 
-def make_folder(folder: Path, name: str) -> None:
-    """The model and its tokenizer, as a transformers folder that both sides read."""
-    shape = SHAPES[name]
-    tokenizer = byte_pairs(TalkAdapter(TalkAdapter.Options()).vocabulary(), shape.vocabulary - 2)
-    eos = tokenizer.eos_token_id
-    model = make_model(shape, stops=[eos])
-    model.config.eos_token_id = model.generation_config.eos_token_id = eos
-    model.config.pad_token_id = model.generation_config.pad_token_id = eos
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def ours(form: str, model: Path, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """A run of the driver; what its iterations took, out of the manifests."""
+    """A run of the driver."""
     settings = {
-        "model.name": str(model), "run.iterations": options.iterations, "warm_start.enabled": False,
-        "env.prompt_form": form, "env.history_length": 2, "env.max_turns": options.turns, "env.prompt_tokens": 1024,
-        "env.response_tokens": options.response_tokens, "rollout.trajectories": options.trajectories,
-        "rollout.slots": options.trajectories, "rollout.workers": 1,
-        "optimize.minibatch_size": options.turns * options.trajectories, "optimize.learning_rate": 1e-6,
-        "optimize.warmup_steps": 0, "optimize.kl_coef": 0.0, "evaluate.every": 0, "evaluate.final_tasks": 1,
-    }  # fmt: skip
-    preset = load_preset("tiny", "benchmarks.talk:TalkAdapter")
-    config = build_config(apply_settings(preset, list(settings.items())))
-    paths = RunPaths(Path(tempfile.mkdtemp(dir=scratch)))
-    save_config(config, paths.config)
-    run_child(["pipeline/driver.py", "--run-dir", str(paths.root)], launch_environment(config))
-    manifests, found = read_manifests(paths), []
-    for iteration in range(1, options.iterations + 1):
-        collect, score, train = (manifests[stage, iteration] for stage in STAGES)
-        trajectories = read_trajectories(paths.rollouts(iteration))
-        parts = {
-            "collect_s": sum(collect.seconds[key] for key in COLLECT),
-            "score_s": sum(score.seconds[key] for key in SCORE),
-            "update_s": sum(train.seconds[key] for key in TRAIN),
-        }
-        found.append(
-            {
-                **parts,
-                "wall_s": sum(parts.values()),
-                "all_s": sum(one.seconds["total"] for one in (collect, score, train)),
-                "collect_cpu_s": collect.cpu_s,
-                "cpu_s": sum(one.cpu_s for one in (collect, score, train)),
-                "response_tokens": sum(len(turn.response_ids) for one in trajectories for turn in one.turns),
-                "final_tokens": sum(len(row.input_ids) for one in trajectories for row in plain_rows(one)),
-            }
-        )
-    peak = max(manifests["optimize", i].peak_memory_mib["cpu"] for i in range(1, options.iterations + 1))
-    return {"iterations": found, "peak_mib": peak}
+        "run.iterations": options.iterations,
+        "env.prompt_form": form,
+        "env.max_turns": options.turns,
+        "env.prompt_tokens": 1024,
+        "env.response_tokens": options.response_tokens,
+        "rollout.trajectories": options.trajectories,
+        "rollout.slots": options.trajectories,
+        "optimize.minibatch_size": options.turns * options.trajectories,
+    }
+    return run_talk(model, settings, scratch)
 
 
 def theirs(model: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -149,7 +104,7 @@ def main() -> None:
     for name in options.models:
         scratch = Path(tempfile.mkdtemp(prefix="sapo-trl-"))
         try:
-            make_folder(scratch / "model", name)
+            make_folder(scratch / "model", SHAPES[name])
             runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
             for _ in range(options.rounds):
                 for side in SIDES:
