@@ -7,7 +7,10 @@ thread, 1,024 cubed) and the bytes that it has to read over the measured rate of
 products of the blocks (2 operations a weight and token), attention over the tokens before (4 operations a pair and
 attention width), and the head at the positions that predict a response token; a backward pass counts twice a forward
 one. Decoding reads all weights once a step, and there are at least as many steps as the longest episode has response
-tokens. What the parts took is in the manifests (environments overlap with generation and are left out).
+tokens; and for every response token the keys and values of the tokens before it. What the parts took is in the
+manifests: their wall seconds (environments overlap with generation and are left out), and the CPU seconds of the whole
+stage, with its files and its environments. Rates are of CPU seconds, too, so that `times` (the stage's over the floor)
+says little of who else used the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ COPIED = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does at best, one thread."""
+    """What the machine does at best, one thread, in a second of its CPU."""
 
     operations_per_s: float
     bytes_per_s: float
@@ -68,9 +71,9 @@ def _median_s(work: Callable[[], object]) -> float:
     work()
     times = []
     for _ in range(REPETITIONS):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times)
 
 
@@ -89,24 +92,24 @@ def works(shape: ModelShape, trajectories: list[Trajectory], epochs: int, weight
     num_predicted = sum(row.num_response_tokens for row in rows)
     forward = forward_operations(shape, lengths, num_predicted)
     steps = max(sum(len(turn.response_ids) for turn in one.turns) for one in trajectories)
+    seen = sum(position for row in rows for start, end in row.spans for position in range(start, end))
+    kept = 2 * shape.layers * shape.kv_width * seen  # numbers of keys and values that are read
     return {
-        "generation": Work(forward, float(steps * weight_bytes * shape.parameters)),
+        "generation": Work(forward, float(weight_bytes * (steps * shape.parameters + kept))),
         "scoring": Work(forward),
         "optimising": Work(3.0 * forward * epochs),
     }
 
 
-def taken(paths: RunPaths, iteration: int) -> dict[str, float]:
-    """Seconds of the same parts, out of the manifests."""
-    collect, advantages, optimize = (
-        read_manifest(paths.manifest(stage, iteration)).seconds
-        for stage in ("collect_rollouts", "compute_advantages", "optimize")
-    )
-    return {
-        "generation": collect["generation_s"],
-        "scoring": advantages["old_logprobs_s"],
-        "optimising": optimize["steps_s"],
+def taken(paths: RunPaths, iteration: int) -> dict[str, tuple[float, float]]:
+    """Of the same parts: wall seconds, and CPU seconds of the whole stage, out of the manifests."""
+    parts = {
+        "generation": ("collect_rollouts", "generation_s"),
+        "scoring": ("compute_advantages", "old_logprobs_s"),
+        "optimising": ("optimize", "steps_s"),
     }
+    manifests = {part: read_manifest(paths.manifest(stage, iteration)) for part, (stage, _) in parts.items()}
+    return {part: (one.seconds[parts[part][1]], one.cpu_s) for part, one in manifests.items()}
 
 
 def main() -> None:
@@ -126,13 +129,13 @@ def main() -> None:
     seconds = taken(paths, arguments.iteration)
     print(f"{shape.parameters:,} parameters; products {rates.operations_per_s / 1e9:.1f} G operations a second, copies "
           f"{rates.bytes_per_s / 1e9:.1f} GB a second")  # fmt: skip
-    print(f"{'part':12} {'G operations':>12} {'GB read':>8} {'floor s':>8} {'took s':>8} {'times':>6}")
+    print(f"{'part':12} {'G operations':>12} {'GB read':>8} {'floor s':>8} {'wall s':>8} {'CPU s':>8} {'times':>6}")
     table = {}
     for name, work in parts.items():
-        floor = work.floor_s(rates)
-        table[name] = {"operations": work.operations, "bytes": work.bytes, "floor_s": floor, "took_s": seconds[name]}
-        print(f"{name:12} {work.operations / 1e9:12.2f} {work.bytes / 1e9:8.2f} {floor:8.3f} {seconds[name]:8.3f} "
-              f"{seconds[name] / floor:6.1f}")  # fmt: skip
+        floor, (wall_s, cpu_s) = work.floor_s(rates), seconds[name]
+        table[name] = {**vars(work), "floor_s": floor, "wall_s": wall_s, "stage_cpu_s": cpu_s, "times": cpu_s / floor}
+        counts = f"{work.operations / 1e9:12.2f} {work.bytes / 1e9:8.2f}"
+        print(f"{name:12} {counts} {floor:8.3f} {wall_s:8.3f} {cpu_s:8.2f} {cpu_s / floor:6.1f}")
     if arguments.out:
         arguments.out.write_text(json.dumps({"rates": vars(rates), "parts": table}, indent=1) + "\n", encoding="utf-8")
 
