@@ -26,7 +26,8 @@ class Talk:
 
     def step(self, response: str) -> StepResult:
         self.turn += 1
-        return StepResult(self._observe(), float(len(response) % 2 == 0), False, response.strip(), True)
+        said = THINGS[len(response) % len(THINGS)]  # what a random model says would be long to write down again
+        return StepResult(self._observe(), float(len(response) % 2 == 0), False, said, True)
 
     def expert_action(self) -> str | None:
         return "look"

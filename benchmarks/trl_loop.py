@@ -35,7 +35,7 @@ from benchmarks.talk_runs import make_folder, run_talk
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 0.2
-SIDES = ("transcript", "history", "trl")
+FORMS = ("transcript", "history")
 
 
 def ours(form: str, model: Path, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def summary(runs: list[dict[str, Any]], options: argparse.Namespace) -> dict[str
 
 
 def table(name: str, sides: dict[str, dict[str, float]]) -> str:
-    keys = ("wall_s", "cpu_s", "collect_s", "score_s", "update_s", "all_s", "cpu_s_a_turn", "cpu_s_a_token",
+    keys = ("wall_s", "all_s", "cpu_s", "collect_cpu_s", "score_cpu_s", "update_cpu_s", "cpu_s_a_turn", "cpu_s_a_token",
             "response_tokens", "final_tokens", "peak_mib")  # fmt: skip
     lines = [f"{name + ', a trajectory':22}" + "".join(f"{side:>12}" for side in sides)]
     for key in keys:
@@ -93,11 +93,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", type=Path, required=True, help="of the environment that has TRL")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=["3m", "21m"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--response-tokens", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=4, help="of a process, the first one uncounted")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=6, help="of a process, the first one uncounted")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the numbers there, as JSON; another model's there stay")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -105,9 +106,9 @@ def main() -> None:
         scratch = Path(tempfile.mkdtemp(prefix="sapo-trl-"))
         try:
             make_folder(scratch / "model", SHAPES[name])
-            runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+            runs: dict[str, list[dict[str, Any]]] = {side: [] for side in (*options.forms, "trl")}
             for _ in range(options.rounds):
-                for side in SIDES:
+                for side in runs:
                     model = scratch / "model"
                     runs[side].append(theirs(model, options) if side == "trl" else ours(side, model, options, scratch))
                     print(f"{name}: {side} done", file=sys.stderr, flush=True)
@@ -117,7 +118,7 @@ def main() -> None:
         print(table(name, sides))
         ratios = {
             f"{form}, {clock}": sides[form][clock] / sides["trl"][clock]
-            for form in ("transcript", "history")
+            for form in options.forms
             for clock in ("wall_s", "cpu_s")
         }
         print(

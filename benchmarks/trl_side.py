@@ -108,6 +108,7 @@ def main() -> None:
         trainer.train()
     found = [
         {"collect_s": collect[0], "collect_cpu_s": collect[1], "wall_s": whole[0], "cpu_s": whole[1],
+         "update_cpu_s": whole[1] - collect[1],
          "response_tokens": generated, "final_tokens": final}
         for collect, whole, generated, final in zip(
             episodes.times, steps.times, episodes.generated, episodes.final, strict=True)
