@@ -7,7 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from runtime.generation import TransformersGenerator, sample_tokens
 from runtime.generator import GenerationError, Request, stop_ids
+from runtime.pretrained import load_generation_config
 from runtime.seeding import uniforms
+from runtime.weight_files import ModelFilesError
 
 VOCABULARY, EOS, PLUS, MINUS = 50, 1, 48, 49
 SHAPE = dict(
@@ -231,6 +233,20 @@ def test_stop_ids_join_tokenizer_and_generation_config():
     assert stop_ids(Tokenizer, None) == (5,)
     Tokenizer.eos_token_id = None
     assert stop_ids(Tokenizer, None) == ()
+
+
+def test_stop_ids_of_a_folder_are_those_of_the_loaded_model(tmp_path):
+    model = make_model()
+    model.generation_config.eos_token_id = [7, EOS]
+    model.save_pretrained(tmp_path)
+    assert load_generation_config(tmp_path).eos_token_id == [7, EOS]
+    file = tmp_path / "generation_config.json"
+    file.write_text("{")
+    with pytest.raises(ModelFilesError, match="no generation_config.json that transformers understands.*copy"):
+        load_generation_config(tmp_path)
+    file.unlink()
+    loaded = Qwen2ForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id
+    assert load_generation_config(tmp_path).eos_token_id == loaded == EOS
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
