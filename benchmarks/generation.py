@@ -10,12 +10,16 @@ Two kinds of work, random weights, responses of about 9 tokens (a ninth of the v
 
 `generate` gets batches of `slots` prompts, the next batch when the last row of one has ended; it stops at the same
 tokens and its sampling is as plain as ours (no top-k, no top-p). Both sides run once to warm up, greedily, which shows
-whether they say the same, then `--times` times, turn about; medians.
+whether they say the same, then `--times` times, turn about; medians. `--profile` prints where our loop spends its CPU
+seconds on the episodes instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +147,15 @@ def compare(work: Work, times: int, device: str) -> dict[str, Any]:
     return {"sides": sides, "times_faster": ratios, "greedy_equal": equal}
 
 
+def profile(work: Work) -> None:
+    work.ours(1.0)
+    clock, _ = timed(lambda: work.ours(1.0))
+    found = cProfile.Profile(time.process_time)
+    found.runcall(work.ours, 1.0)
+    print(f"{clock.cpu_s:.2f} CPU s without the profiler")
+    pstats.Stats(found).sort_stats("tottime").print_stats(15)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="tiny")
@@ -151,12 +164,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="add the numbers to this json, under the model's name")
     add_device_flags(parser)
     options = parser.parse_args()
     shape = SHAPES[options.model]
     stops = list(range(1, 1 + shape.vocabulary // 9))
     model = make_model(shape, options.device, options.dtype, stops)
+    if options.profile:
+        episodes = make_episodes(shape, len(stops) + 1, options.episodes, options.turns)
+        return profile(Work(model, shape, episodes, options.slots, stops))
     result: dict[str, Any] = {"machine": machine(), "dtype": options.dtype, "slots": options.slots}
     result["parameters"] = sum(weight.numel() for weight in model.parameters())
     print(f"{options.model}: {result['parameters']:,} parameters, {options.slots} slots, medians of {options.times}")

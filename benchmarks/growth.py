@@ -3,9 +3,10 @@
     python -m benchmarks.growth [--iterations 6] [--out benchmarks/results/growth.json]
 
 The real driver in `benchmarks.talk`, transcripts, responses of 8 tokens; the base has 16 trajectories of 5 turns and a
-model of the tiny preset's shape. The batch of the decode loop (16) and the micro-batches (4,096 tokens) stay what they
-are, so memory must not grow with tasks, and with turns only by what a row holds. CPU seconds an iteration, medians of
-the iterations after the first; the peak is that of the whole process above what it had before there was a model.
+model of the tiny preset's shape. The batch of the decode loop (16) and the micro-batches (2,048 tokens, which the base
+fills) stay what they are, so memory must not grow with tasks, and with turns only by what a row holds. CPU seconds an
+iteration, medians of the iterations after the first; the peak is that of the whole process above what it had before
+there was a model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.talk_runs import make_folder, run_talk
 
 BASE = replace(SHAPES["tiny"], vocabulary=1024)
 WIDE = replace(BASE, width=8 * BASE.width, inner=8 * BASE.inner, heads=16, key_heads=16)
-TRAJECTORIES, TURNS, FACTOR = 16, 5, 8
+TRAJECTORIES, TURNS, FACTOR, MICROBATCH = 16, 5, 8, 2048
 CASES: dict[str, tuple[Shape, int, int]] = {
     "base": (BASE, TRAJECTORIES, TURNS),
     "8x tasks": (BASE, FACTOR * TRAJECTORIES, TURNS),
@@ -47,6 +48,8 @@ def measure(shape: Shape, trajectories: int, turns: int, iterations: int) -> dic
         "rollout.trajectories": trajectories,
         "rollout.slots": TRAJECTORIES,
         "optimize.minibatch_size": turns * trajectories,
+        "optimize.microbatch_tokens": MICROBATCH,
+        "advantage.score_tokens": MICROBATCH,
     }
     try:
         make_folder(scratch / "model", shape)
