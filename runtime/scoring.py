@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 SCORES_PATTERN = "scores-*.safetensors"
 OPTIONAL = ("ref_logprobs", "entropies", "critic_values")  # series over the response tokens
-PROBED_ROWS = 16  # of one micro-batch: the check of the value tokens costs a small part of the scoring pass
+PROBED_TURNS = 16  # of one micro-batch: the check of the value tokens costs a small part of the scoring pass
 
 
 def scores_path(folder: Path, rank: int) -> Path:
@@ -152,7 +153,7 @@ def _ask_of_rows(
 def value_token_probability(
     policy: Policy, trajectories: Sequence[Trajectory], token_budget: int, device: torch.device | str
 ) -> float:
-    """The highest probability of a value token at the response positions of one scoring micro-batch's first rows.
+    """The highest probability of a value token at the response positions of one scoring micro-batch's first turns.
 
     0 without trajectories.
     """
@@ -160,8 +161,10 @@ def value_token_probability(
     microbatches = plan_microbatches([len(row.input_ids) for row in rows], token_budget, 1)[0]
     if not microbatches:
         return 0.0
-    batch = token_batch([rows[index] for index in microbatches[-1].rows[:PROBED_ROWS]])
-    return policy.value_token_probability(batch.to(device))
+    last = [rows[index] for index in microbatches[-1].rows]
+    turns = accumulate(len(row.spans) for row in last)
+    probed = [row for row, so_far in zip(last, turns, strict=True) if so_far <= PROBED_TURNS] or last[:1]
+    return policy.value_token_probability(token_batch(probed).to(device))
 
 
 def write_scores(path: Path, scores: Sequence[Scores]) -> None:

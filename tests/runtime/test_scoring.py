@@ -102,6 +102,27 @@ def test_ids_that_cannot_be_are_refused(ids, match):
         check_ids([bad], (POSITIVE, NEGATIVE), VOCABULARY, Path("rollouts"))
 
 
+class Asked:
+    """In the place of a policy: notes how many turns it is asked about."""
+
+    def value_token_probability(self, batch):
+        self.turns = len(batch.turn_start)
+        return 0.0
+
+
+@pytest.mark.parametrize(("continues", "num_turns", "probed"), [(False, 10, 16), (True, 7, 14), (True, 20, 20)])
+def test_the_probability_of_the_value_tokens_is_measured_at_few_turns(continues, num_turns, probed):
+    """16 turns at most: of single turns 16 rows, of transcripts of 7 turns two, of one of 20 that one."""
+    three = [trajectory(name, num_turns) for name in "abc"]
+    three = [
+        replace(one, turns=(one.turns[0], *(replace(turn, continues=continues) for turn in one.turns[1:])))
+        for one in three
+    ]
+    asked = Asked()
+    value_token_probability(asked, three, 10_000, "cpu")
+    assert asked.turns == probed
+
+
 def test_the_probability_of_the_value_tokens_is_measured():
     """0 by Eq. 3; where the head is asked for other ids, the same code gives their real probability."""
     model, trajectories = policy(temperature=0.6), [trajectory("a", 3), trajectory("b", 1)]
