@@ -29,9 +29,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.floors import forward_operations
 from benchmarks.measuring import machine, write
-from benchmarks.models import SHAPES
+from benchmarks.models import SHAPES, Shape, make_model
+from benchmarks.stages import byte_pairs
+from benchmarks.talk import TalkAdapter
 from benchmarks.talk_runs import make_folder, run_talk
+from pipeline.memory import shape_from_config
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 0.2
@@ -63,6 +67,27 @@ def theirs(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{' '.join(line)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def least_operations(shape: Shape, final: float, options: argparse.Namespace) -> dict[str, float]:
+    """Operations of a trajectory of `final` tokens, counted as in benchmarks/floors.py.
+
+    Ours: one pass to collect, one to score, three to train, the head where a response token is predicted. TRL's: at
+    each turn a pass over the transcript so far; three to train, the head at every token behind the first prompt.
+    """
+    adapter = TalkAdapter(TalkAdapter.Options())
+    observation = adapter.make().reset(adapter.tasks("train")[0])
+    tokenizer = byte_pairs(adapter.vocabulary(), shape.vocabulary - 2)
+    first = len(tokenizer.encode(adapter.prompt(observation, [], 0)))
+    turns, response = options.turns, options.response_tokens
+    counts = shape_from_config(make_model(shape).config.to_dict())
+    between = (final - first - turns * response) / (turns - 1)
+    read = [round(first + turn * (response + between) + response) for turn in range(turns)]
+    collect = sum(forward_operations(counts, [tokens], response) for tokens in read)
+    return {
+        "transcript": 5 * forward_operations(counts, [round(final)], turns * response),
+        "trl": collect + 3 * forward_operations(counts, [round(final)], round(final) - first),
+    }
 
 
 def summary(runs: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, float]:
@@ -124,7 +149,14 @@ def main() -> None:
         print(
             "\n".join(f"{what} over TRL's: {ratio:.3f} (target {TARGET})" for what, ratio in ratios.items()), flush=True
         )
-        facts = {"machine": machine(), "trajectories": options.trajectories, "turns": options.turns}
+        least = least_operations(SHAPES[name], sides["trl"]["final_tokens"], options)
+        print("G operations at least: " + ", ".join(f"{side} {count / 1e9:.1f}" for side, count in least.items()))
+        facts = {
+            "machine": machine(),
+            "least_operations": least,
+            "trajectories": options.trajectories,
+            "turns": options.turns,
+        }
         write(options.out, name, {**facts, "sides": sides, "ratios": ratios, "runs": runs})
 
 
