@@ -66,7 +66,7 @@ def test_adapter_options_go_to_the_adapter():
         (("--learning-rate=1",), "unknown argument --learning-rate; settings go through --set section.key=value"),
         (("--seed", "abc"), "argument --seed: invalid int value: 'abc' (bash run.sh --help)"),
         (("--preset", "tinny"), "unknown preset tinny; did you mean tiny?"),
-        (("--iterations", "0"), "run.iterations = 0: must be >= 1"),
+        (("--iterations", "-1"), "run.iterations = -1: must be >= 0"),
         (("--env", "tests.corridor:CorridorAdapter", "--preset", "paper-1.5b", "--set", "env.rooms=0"), "rooms = 0"),
         (("--env", "tests.corridor:CorridorAdapter", "--preset", "paper-1.5b", "--set", "env.rooms=many"), "give int"),
     ],
