@@ -34,13 +34,13 @@ def _check(condition: bool, key: str, value: Any, allowed: str) -> None:
 class RunConfig:
     seed: int = 0  # everything random derives from it
     iterations: int = 150  # rounds of collect, advantages, optimize (0: only the start); may change on resume
-    ranks: int = 1  # processes of the launcher; may change on resume
+    ranks: int = 1  # processes of the launcher (0: two, or one where there is one GPU or core); may change on resume
     stage_timeout_s: float = 3600.0  # a collective that waits longer than this fails and names the stage
 
     def __post_init__(self) -> None:
         _check(self.seed >= 0, "run.seed", self.seed, ">= 0")
         _check(self.iterations >= 0, "run.iterations", self.iterations, ">= 0")
-        _check(self.ranks >= 1, "run.ranks", self.ranks, ">= 1")
+        _check(self.ranks >= 0, "run.ranks", self.ranks, ">= 0")
         _check(0 < self.stage_timeout_s <= LONGEST_S, "run.stage_timeout_s", self.stage_timeout_s, SECONDS)
 
 

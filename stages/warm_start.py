@@ -110,7 +110,7 @@ def ready_demonstrations(context: Context, path: Path) -> None:
             config.env.options,
             tasks,
             config.env.max_turns,
-            config.rollout.workers or os.cpu_count() or 1,
+            len(os.sched_getaffinity(0)),  # nothing else runs meanwhile
             config.rollout.turn_timeout_s,
             bar.update,
             config.warm_start.error_rate,

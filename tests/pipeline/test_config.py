@@ -118,7 +118,7 @@ def test_wrong_settings_are_refused_with_a_remedy(setting, message):
 
 
 OUT_OF_RANGE = {
-    "run": {"seed": -1, "iterations": -1, "ranks": 0, "stage_timeout_s": 0},
+    "run": {"seed": -1, "iterations": -1, "ranks": -1, "stage_timeout_s": 0},
     "model": {"name": "''", "tiny_width": 131, "tiny_layers": 0, "tiny_heads": 0},
     "value": {"r_max": 0, "temperature": 0},
     "env": {"name": "''", "max_turns": 0, "history_length": -1, "prompt_tokens": 7, "response_tokens": 1},
