@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -122,23 +121,15 @@ def resolve(arguments: argparse.Namespace) -> Request:
         tree, source = load_preset(name, environment, algorithm), f"preset {name}"
         if model and model != tree["model"]["name"]:
             name = f"{name}-{_slug(model)}"
-    config = with_ranks(build_config(apply_settings(tree, settings)))
+    from pipeline.machine import settle  # with torch: the answer to a wrong flag need not wait for it
+
+    config = settle(build_config(apply_settings(tree, settings)))
     check_adapter_options(config)
     parts = [name, _slug(config.env.name), _slug(config.algorithm.name), f"seed{config.run.seed}"]
     if config.algorithm.name == DEFAULT_ALGORITHM:
         parts.remove(DEFAULT_ALGORITHM)
     run_dir = arguments.run_dir or RUNS / "-".join(parts)
     return Request(config, run_dir, source, arguments.launcher, arguments.dry_run, arguments.prepare_only)
-
-
-def with_ranks(config: Config) -> Config:
-    """`run.ranks` = 0 as a number for this machine: two where it has two GPUs, or no GPU and two cores, else one."""
-    if config.run.ranks:
-        return config
-    import torch  # here only: a plain answer to a wrong flag need not wait for it
-
-    ranks = min(2, torch.cuda.device_count() or os.cpu_count() or 1)
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=ranks))
 
 
 def _flag_settings(arguments: argparse.Namespace) -> list[tuple[str, Any]]:

@@ -199,7 +199,8 @@ class OptimizeConfig:
     value_warmup_kl_coef: float = 1.0  # in these, instead of kl_coef: k3 against the policy that sampled the rollouts
     max_skipped_steps: int = 3  # so many steps in a row whose loss or gradient is not finite stop the run
     zero_stage: Literal[0, 1, 2, 3] = 3  # DeepSpeed ZeRO: what is partitioned over ranks
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass
+    # Activations are computed again in the backward pass; auto: where they would not fit into memory.
+    gradient_checkpointing: Literal["auto", "always", "never"] = "auto"
     offload_optimizer: bool = False  # fp32 masters and moments in CPU memory
     offload_parameters: bool = False  # partitioned weights in CPU memory (stage 3)
 

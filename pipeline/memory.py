@@ -194,7 +194,7 @@ def training_memory(config: Config, shape: ModelShape, ranks: int, device: str) 
         **engine_memory(config, shape, ranks),
         f"{host}gradients": FP32 * (own if optimize.zero_stage >= 2 else shape.parameters),
         "embedding gradients": EMBEDDING_GRADIENTS * size * shape.embedding_parameters,
-        "activations": size * activation_elements(shape, tokens, optimize.gradient_checkpointing),
+        "activations": size * activation_elements(shape, tokens, optimize.gradient_checkpointing == "always"),
         "logits": logit_bytes(shape, response_positions(config, optimize.microbatch_tokens)),
     }
     if optimize.zero_stage >= 1:

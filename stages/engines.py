@@ -53,7 +53,7 @@ def _engine(context: Context, load: Callable[[], nn.Module], state_folder: Path 
         weight_decay=config.weight_decay,
         adam_betas=(config.adam_beta1, config.adam_beta2),
         adam_epsilon=config.adam_epsilon,
-        gradient_checkpointing=config.gradient_checkpointing,
+        gradient_checkpointing=config.gradient_checkpointing == "always",
         offload_optimizer=config.offload_optimizer,
         offload_parameters=config.offload_parameters,
         state_folder=state_folder,

@@ -51,14 +51,6 @@ def test_adapter_options_go_to_the_adapter():
     assert config.env.options == {"rooms": 5}
 
 
-@pytest.mark.parametrize(("gpus", "cores", "ranks"), [(0, 1, 1), (0, 2, 2), (0, 64, 2), (1, 64, 1), (8, 64, 2)])
-def test_ranks_that_are_left_open_are_those_of_the_machine(monkeypatch, gpus, cores, ranks):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert request("--env", "webshop").config.run.ranks == ranks
-    assert request("--env", "webshop", "--ranks", "1").config.run.ranks == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

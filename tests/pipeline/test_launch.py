@@ -228,10 +228,11 @@ def test_no_mpirun_is_one_line(monkeypatch):
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    two, three = (request("--ranks", ranks).config for ranks in "23")
     monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 2)
-    launch.check_machine(request("--ranks", "2").config, "deepspeed")
+    launch.check_machine(two, "deepspeed")
     with pytest.raises(ConfigError, match=r"run.ranks = 3: must be <= 2, this machine's GPUs \(--ranks 2\)"):
-        launch.check_machine(request("--ranks", "3").config, "deepspeed")
+        launch.check_machine(three, "deepspeed")
 
 
 def test_vllm_that_is_not_installed_is_one_line(monkeypatch):

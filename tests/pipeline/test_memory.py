@@ -62,7 +62,7 @@ def test_an_unknown_model_has_no_shape(tmp_path):
 
 def test_stage_memory_by_hand():
     config = configured(
-        "model.dtype=bfloat16", "optimize.zero_stage=3", "optimize.gradient_checkpointing=false",
+        "model.dtype=bfloat16", "optimize.zero_stage=3", "optimize.gradient_checkpointing=never",
         "optimize.microbatch_tokens=100", "advantage.score_tokens=50", "rollout.slots=6",
         "env.prompt_tokens=20", "env.response_tokens=10",
     )  # fmt: skip
@@ -186,7 +186,7 @@ def test_logits_of_many_positions_come_in_chunks():
 
 def test_checkpointing_offload_and_stages_of_zero():
     base = ("optimize.microbatch_tokens=100", "env.prompt_tokens=20", "env.response_tokens=10", "model.dtype=bfloat16")
-    checkpointed = stage_memory(configured(*base, "optimize.gradient_checkpointing=true"), SMALL, 1)["optimize"]
+    checkpointed = stage_memory(configured(*base, "optimize.gradient_checkpointing=always"), SMALL, 1)["optimize"]
     # the inputs of two layers, 8 elements each, and one whole layer of 120
     assert checkpointed["activations"] == 2 * 100 * (2 * 8 + 120)
     assert "gathered weights" not in checkpointed
