@@ -86,4 +86,4 @@ def test_an_active_environment_is_used_and_installed_into_once(clone):
 def test_ci_runs_the_tests_through_run_sh():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().rstrip().endswith("exec bash run.sh test")
+    assert script.read_text().endswith("\nbash run.sh test\nbash .ci/vllm\n")
