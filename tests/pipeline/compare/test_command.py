@@ -17,10 +17,10 @@ from tests.processes import ENVIRONMENT, ROOT, wait_until_gone
 
 LIMIT_S = 900
 SMALL = {
-    "run.iterations": 2, "model.tiny_width": 16, "model.tiny_layers": 1, "model.tiny_heads": 2, "env.rooms": 3,
+    "run.iterations": 8, "model.tiny_width": 16, "model.tiny_layers": 1, "model.tiny_heads": 2, "env.rooms": 3,
     "env.tasks": 12, "env.max_turns": 4, "env.prompt_tokens": 64, "env.response_tokens": 4,
     "warm_start.demonstrations": 12, "warm_start.epochs": 1.0, "rollout.trajectories": 12, "rollout.slots": 12,
-    "rollout.workers": 1, "evaluate.every": 1, "evaluate.tasks": 6, "logging.tensorboard": "false",
+    "rollout.workers": 1, "evaluate.every": 4, "evaluate.tasks": 6, "logging.tensorboard": "false",
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_a_dry_run_starts_nothing(tmp_path, capsys):
     assert main(command(tmp_path / "out", "--dry-run")) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "3 runs, 0 of them finished" and not (tmp_path / "out").exists()
-    assert said[1].startswith("  new       bash run.sh --env tests.corridor:CorridorAdapter --set run.iterations=2")
+    assert said[1].startswith("  new       bash run.sh --env tests.corridor:CorridorAdapter --set run.iterations=8")
     assert said[2].endswith(
         f"--algorithm sapo --set optimize.q_coef=0 --seed 0 --run-dir {tmp_path}/out/runs/no-q-seed0"
     )
@@ -121,13 +121,13 @@ def test_a_comparison_is_killed_and_stopped_and_goes_on_where_it_was(tmp_path):
     assert [one["name"] for one in table["variants"]] == ["sapo", "no-q"]
     assert any(note.startswith("left out: ") and "run.ranks = 4096" in note for note in table["notes"])
     for name, run in zip(("sapo", "no-q"), runs, strict=True):
-        for sweep in json.loads((run / "evaluations/0002/results.json").read_text())["sweeps"]:
+        for sweep in json.loads((run / "evaluations/0008/results.json").read_text())["sweeps"]:
             shown = table["success"][sweep["split"]][name]
             assert shown["after"]["values"] == [sweep["all"]["success"]]
             assert {kind: one["mean"] for kind, one in shown["types"].items()} == {
                 kind: row["success"] for kind, row in sweep["types"].items()
             }
-        assert table["costs"][name]["trajectories"]["mean"] == 24
+        assert table["costs"][name]["trajectories"]["mean"] == 8 * 12
 
     child = start([*command(out)[:4], *command(out)[6:]])  # without `wide`: all is there
     said, _ = child.communicate(timeout=LIMIT_S)
