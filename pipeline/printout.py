@@ -166,7 +166,7 @@ def final_summary(paths: RunPaths, facts: Facts, manifests: Mapping[Name, Manife
         "next:",
         f"  python -m pipeline.report {paths.root}   # a page of curves and episodes",
         *([f"  tensorboard --logdir {paths.tensorboard}"] if paths.tensorboard.is_dir() else []),
-        f"  {resume_command(paths)} --iterations {2 * facts.iterations}   # train on",
+        f"  {resume_command(paths)} --iterations {2 * facts.iterations or 1}   # train on",
         f"  bash run.sh --model {paths.export}   # a new run from this policy",
     ]
     return "\n".join(lines)

@@ -96,6 +96,8 @@ def everything(
         raise ConfigError("nothing to compare: name --algorithms, --variant, --runs or --from")
     if flags.jobs < 1:
         raise ConfigError(f"--jobs {flags.jobs}: must be >= 1")
+    if flags.share_start and any(setting.startswith("model.name=") for setting in flags.set):
+        raise ConfigError("--set model.name with --share-start: it would win over the shared start; use --model")
     out = flags.out or default_out(flags)
     seeds, base = parse_seeds(flags.seeds), shared_arguments(flags)
     starts = plan_starts(seeds, base, out) if flags.share_start and variants else []

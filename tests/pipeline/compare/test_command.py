@@ -51,6 +51,7 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys):
     for arguments, said in [
         ([], "nothing to compare"),
         (["--algorithms", "sapo", "--jobs", "0"], "--jobs 0"),
+        (["--algorithms", "sapo", "--share-start", "--set", "model.name=x"], "it would win over the shared start"),
         (["--algorithms", "sapo", "--set", "optimize.q_coeff=1"], "did you mean optimize.q_coef"),
         (["--algorithm", "sapo"], "did you mean --algorithms"),
         (["--runs", str(tmp_path / "nowhere"), "--out", str(tmp_path)], "no finished run"),
