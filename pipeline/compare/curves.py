@@ -6,6 +6,7 @@ Every seed is a thin line; the thick one is the interquartile mean over the seed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,11 +41,11 @@ def panel(groups: Groups, split: str, what: str) -> Panel:
     size, unit = next((one for one in units if longest > LEAST_UNITS * one[0]), units[-1])
     thin, thick = [], []
     for number, (name, own) in enumerate(groups.items()):
-        color = number % COLORS
+        again, color = divmod(number, COLORS)
         curves = [(np.array(x) / size, np.array(y)) for x, y in (curve(run, split, what) for run in own) if x]
         thin += [Series(name, x.tolist(), y.tolist(), color=color, thin=True) for x, y in curves]
         if curves:
-            thick.append(mean_curve(name, curves, color))
+            thick.append(replace(mean_curve(name, curves, color), dashed=again > 0))
     series = thin + thick
     return Panel(split, split, "success, share of episodes", series, share=True, x_label=f"{unit}{label}")
 

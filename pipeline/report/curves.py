@@ -38,6 +38,7 @@ class Series:
     dots: list[float | None] | None = None  # single iterations, where y is a mean over some
     color: int | None = None  # below COLORS; None: the number of the series
     thin: bool = False  # one of several that a thick line is the mean of: drawn faintly, without a reading of its own
+    dashed: bool = False  # where the colors come round again
 
 
 @dataclass(frozen=True)

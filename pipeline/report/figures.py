@@ -83,7 +83,8 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
             axes.fill_between(one.x, *map(numbers, (one.low, one.high)), color=color, alpha=0.18, linewidth=0)
         if one.dots is not None:
             axes.plot(one.x, numbers(one.dots), ".", color=color, markersize=1.2, alpha=0.4, rasterized=True)
-        axes.plot(one.x, numbers(one.y), color=color, label=one.name, marker="o" if few else None, ms=2.5)
+        axes.plot(one.x, numbers(one.y), color=color, label=one.name, marker="o" if few else None, ms=2.5,
+                  linestyle="--" if one.dashed else "-")  # fmt: skip
     axes.set_title(panel.title)
     axes.set_ylabel(panel.unit)
     axes.set_xlabel(panel.x_label)

@@ -53,7 +53,7 @@ def test_what_could_not_be_judged_is_no_point():
     assert thin.x == [0, 20] and thin.y == [0.0, 0.5] and np.isfinite(thick.y).all()
 
 
-def test_each_variant_has_one_color():
+def test_each_variant_has_its_own_line():
     runs = [make("a"), make("a", 1), *(make(f"b{i}") for i in range(9))]
-    colors = {(one.name, one.color) for panel in panels(runs) for one in panel.series}
-    assert len(colors) == 10 and {color for _, color in colors} == set(range(8))
+    lines = {one.name: (one.color, one.dashed) for panel in panels(runs) for one in panel.series if not one.thin}
+    assert len(set(lines.values())) == 10 and {color for color, _ in lines.values()} == set(range(8))
