@@ -25,6 +25,7 @@ from pipeline.command_line import Request, parser, resolve
 from pipeline.config import Config, ConfigError
 from pipeline.config_loading import differences, load_config, save_config, to_tree
 from pipeline.faults import USER_FAULT, end_on, names_its_remedy
+from pipeline.machine import cores
 from pipeline.manifests import check_outputs, read_manifests
 from pipeline.memory import model_shape, stage_memory, table
 from pipeline.plan import Facts, next_step, plan
@@ -210,7 +211,7 @@ def check_machine(config: Config, launcher: str) -> None:
             "its own and activate that (docs/generation.md), or set rollout.backend=transformers"
         )
     gpus = torch.cuda.device_count()
-    most, what = (gpus, "GPUs") if gpus else (max(2, os.cpu_count() or 1), "cores, or 2")
+    most, what = (gpus, "GPUs") if gpus else (max(2, cores()), "cores, or 2")
     if config.run.ranks > most:
         raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {most}, this machine's {what} (--ranks {most})")
 
@@ -237,7 +238,7 @@ def launch_environment(config: Config) -> dict[str, str]:
 def _num_threads(config: Config) -> int:
     """A rank's share of the cores less its environment workers, where their number is set: threads that share a core
     with anything else wait for one another (on a loaded machine a step of the tiny model took ten times as long)."""
-    return max(1, (os.cpu_count() or 1) // config.run.ranks - config.rollout.workers)
+    return max(1, cores() // config.run.ranks - config.rollout.workers)
 
 
 def launch_command(config: Config, run_dir: Path, launcher: str, port: int | str, scratch: Path) -> list[str]:

@@ -23,7 +23,7 @@ def settle(config: Config) -> Config:
     if config.run.ranks and config.optimize.gradient_checkpointing != AUTO:
         return config
     gpus = torch.cuda.device_count()
-    ranks = config.run.ranks or min(2, gpus or os.cpu_count() or 1)
+    ranks = config.run.ranks or min(2, gpus or cores())
     recompute = config.optimize.gradient_checkpointing
     if recompute == AUTO:
         memory = torch.cuda.get_device_properties(0).total_memory if gpus else host_memory() // ranks
@@ -44,6 +44,11 @@ def activations_fit(config: Config, ranks: int, memory: int, device: str) -> boo
     parts = stage_memory(keeping, shape, ranks, device)["optimize"]
     needed = sum(size for part, size in parts.items() if device == "cpu" or not part.startswith("host"))
     return needed <= ROOM * memory
+
+
+def cores() -> int:
+    """The cores that this process may use: of a container, of `taskset`, or its share of a comparison's."""
+    return len(os.sched_getaffinity(0))
 
 
 def host_memory() -> int:

@@ -147,7 +147,7 @@ class AlfworldAdapter:
         """Generate and verify games, or scan the real ones. Seconds for small sets, minutes for large ones."""
         require_engine()
         if self.source == "generated":
-            processes = self.options.prepare_processes or os.cpu_count() or 1
+            processes = self.options.prepare_processes or len(os.sched_getaffinity(0))
             logic = installed_logic(self.options.grammar)
             prepare_games(
                 self.folder(), self._counts(), self.options.scene, self.options.seed, logic, self.options.grammar,

@@ -65,7 +65,7 @@ def test_a_dry_run_prints_everything_and_starts_nothing(tmp_path):
 def test_a_run_directory_can_be_made_and_nothing_started(tmp_path, monkeypatch, capsys):
     for name in ("OMP_NUM_THREADS", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(launch, "free_port", lambda: 4711)
@@ -150,7 +150,7 @@ def test_results_without_their_configuration_are_refused(tmp_path):
 
 def test_ranks_get_their_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
     environment = launch.launch_environment(request("--ranks", "2").config)
     assert environment["OMP_NUM_THREADS"] == "3"  # 9 cores // 2 ranks - 1 worker
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)

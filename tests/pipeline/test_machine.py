@@ -23,7 +23,7 @@ def on(monkeypatch):
     def make(gpus: int, cores: int, memory: int = 2**40) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
-        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
         monkeypatch.setattr(machine, "host_memory", lambda: memory)
 
     return make
