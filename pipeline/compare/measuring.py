@@ -93,7 +93,7 @@ def measure(path: Path, variant: str) -> Measured:
         variant=variant,
         seed=config.run.seed,
         iterations=config.run.iterations,
-        settings=flatten(config),
+        settings=flatten(config) | {"model.name": shareable(config.model.name)},
         environment=first.get("environment", {}),
         start=str(first.get("policy", "")),
         evaluations=tuple(read_evaluations(run, config.evaluate.temperature)),
@@ -102,6 +102,15 @@ def measure(path: Path, variant: str) -> Measured:
         stages=stage_sums(run.manifests),
         damage=tuple(run.damage),
     )
+
+
+def shareable(model: str) -> str:
+    """A model's name; of a folder given from the root only the end: the numbers are for others, who have other folders.
+
+    Example: /home/x/runs/c/runs/warm-start-seed0/export -> runs/warm-start-seed0/export
+    """
+    path = Path(model)
+    return "/".join(path.parts[1:][-3:]) if path.is_absolute() else model
 
 
 def read_evaluations(run: Run, temperature: float) -> list[Evaluation]:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from pipeline.compare.measuring import generated_tokens, load, measure, save
+from pipeline.compare.measuring import generated_tokens, load, measure, save, shareable
 from pipeline.manifests import read_manifest
 from pipeline.run_directory import RunError
 
@@ -72,6 +72,12 @@ def test_stages_and_settings(whole_run, measured):
     assert measured.settings["env.rooms"] == 3 and measured.settings["run.seed"] == measured.seed == 0
     assert measured.start == json.loads((whole_run / "evaluations/0000/results.json").read_text())["policy"]
     assert measured.damage == ()
+
+
+def test_where_a_model_was_is_not_told():
+    assert shareable("/home/x/runs/c/runs/warm-start-seed0/export") == "runs/warm-start-seed0/export"
+    assert shareable("/policy") == "policy"
+    assert shareable("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_what_is_saved_comes_back(tmp_path, measured):
