@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,11 +41,13 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
     """Everything that the tables show."""
     groups = grouped(runs)
     splits = list(dict.fromkeys(one.split for run in runs for one in run.evaluations))
-    shared = {key: value for key, value in runs[0].settings.items() if all(same(run, key, value) for run in runs)}
+    shared = alike(runs)
+    by_seed = [alike([run for run in runs if run.seed == seed]) for seed in {run.seed for run in runs}]
+    expected = set.intersection(*map(set, by_seed))  # as the first policy of a seed: no difference between variants
     return {
         "environment": shared.get("env.name", "several"),
         "splits": splits,
-        "variants": [describe(name, own, shared) for name, own in groups.items()],
+        "variants": [describe(name, own, expected) for name, own in groups.items()],
         "success": {split: {name: success(own, split) for name, own in groups.items()} for split in splits},
         "costs": {name: costs(own) for name, own in groups.items()},
         "seconds_an_iteration": {name: times(own) for name, own in groups.items()},
@@ -56,13 +58,15 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def same(run: Measured, key: str, value: Any) -> bool:
-    return key in run.settings and run.settings[key] == value
+def alike(runs: Sequence[Measured]) -> dict[str, Any]:
+    """The settings that all these runs have in common."""
+    first, *others = (run.settings for run in runs)
+    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
 
 
-def describe(name: str, own: Sequence[Measured], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """A variant: its seeds, and the settings in which it is not like all others (the seed apart)."""
-    settings = {key: value for key, value in own[0].settings.items() if key not in shared and key != "run.seed"}
+def describe(name: str, own: Sequence[Measured], expected: Collection[str]) -> dict[str, Any]:
+    """A variant: its seeds, and the settings in which it is not like the others of a seed."""
+    settings = {key: value for key, value in own[0].settings.items() if key not in expected}
     return {"name": name, "seeds": [one.seed for one in own], "settings": settings}
 
 

@@ -101,6 +101,14 @@ def test_the_settings_that_differ_are_named():
     assert found["shared_settings"] == {"env.name": "corridor"} and second["seeds"] == [0, 1]
 
 
+def test_what_differs_from_seed_to_seed_alone_tells_no_variant_from_another():
+    runs = [make(name, seed, settings={"model.name": f"start-{seed}", "optimize.q_coef": q})
+            for name, q in (("a", 0.5), ("b", 0.0)) for seed in (0, 1)]  # fmt: skip
+    found = summarise(runs)
+    assert [one["settings"] for one in found["variants"]] == [{"optimize.q_coef": 0.5}, {"optimize.q_coef": 0.0}]
+    assert "model.name" not in found["shared_settings"]
+
+
 def test_the_tables_as_markdown():
     runs = [make(name, seed, success=(0.0, 0.5, last)) for name, last in (("a|b", 0.25), ("c", 0.5)) for seed in (0, 1)]
     text = markdown(tables(summarise(runs)), "two", ["a <note>"])
