@@ -31,7 +31,7 @@ def environment_line(name: str, facts: Mapping[str, Any]) -> str:
     for key, value in facts.items():
         if isinstance(value, Mapping) and value and all(isinstance(one, int | float) for one in value.values()):
             shown.append(f"{key} ({', '.join(f'{part} {number}' for part, number in value.items())})")
-        elif isinstance(value, str | int | float) and value != name:
+        elif isinstance(value, str | int | float) and value != name and not key.endswith("sha256"):
             shown.append(f"{key} {value}")
     return f"environment {name}: {', '.join(shown)}"
 
