@@ -26,7 +26,8 @@ def manifest(stage: str, iteration: int, metrics: dict | None = None, **seconds:
 
 def test_the_environment_is_one_line():
     facts = {"environment": "alfworld", "source": "generated", "seed": 0, "grammars": {"move": 3900},
-             "counts": {"train": 2000, "dev": 300}, "sha256": {"train": "ab12"}, "goals_sha256": "cd34", "skipped": {}}  # fmt: skip
+             "counts": {"train": 2000, "dev": 300}, "sha256": {"train": "ab12"}, "goals_sha256": "cd34",
+             "skipped": {}}  # fmt: skip
     line = "environment alfworld: source generated, seed 0, grammars (move 3900), counts (train 2000, dev 300)"
     assert environment_line("alfworld", facts) == line
 
