@@ -33,8 +33,8 @@ def deepspeed_config(
         "stage": zero_stage,
         "overlap_comm": device != "cpu" and zero_stage > 0,
         "contiguous_gradients": True,
-        # DeepSpeed's own linear layer lets gathered weights go between forward and backward. It is one in Python, put in
-        # place of torch's for the whole process, generation too: a tenth of a tiny model's iteration.
+        # DeepSpeed's own linear layer lets gathered weights go between forward and backward. It is written in Python
+        # and takes the place of torch's in the whole process, generation too: a tenth of a tiny model's iteration.
         "memory_efficient_linear": device != "cpu",
         "stage3_gather_16bit_weights_on_model_save": True,
         "reduce_bucket_size": 50_000_000,  # elements; DeepSpeed's default holds 2 GB of fp32
