@@ -211,9 +211,9 @@ def check_machine(config: Config, launcher: str) -> None:
             "its own and activate that (docs/generation.md), or set rollout.backend=transformers"
         )
     gpus = torch.cuda.device_count()
-    most, what = (gpus, "GPUs") if gpus else (max(2, cores()), "cores, or 2")
+    most, what = (gpus, "this machine's GPUs") if gpus else (max(2, cores()), "the cores that it may use, or 2")
     if config.run.ranks > most:
-        raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {most}, this machine's {what} (--ranks {most})")
+        raise ConfigError(f"run.ranks = {config.run.ranks}: must be <= {most}, {what} (--ranks {most})")
 
 
 def launch_path() -> str:

@@ -47,7 +47,7 @@ def activations_fit(config: Config, ranks: int, memory: int, device: str) -> boo
 
 
 def cores() -> int:
-    """The cores that this process may use: of a container, of `taskset`, or its share of a comparison's."""
+    """The cores that this process may use: all, or those of a container's cpuset, `taskset` or a comparison's share."""
     return len(os.sched_getaffinity(0))
 
 
