@@ -159,6 +159,11 @@ def empty_causal_lm(directory: Path) -> nn.Module:
         ) from fault
 
 
+def block_classes(model: Any) -> list[str]:
+    """Class names of a transformers model's blocks (its decoder layers), as the model declares them; maybe none."""
+    return sorted(model._no_split_modules or ())
+
+
 @contextmanager
 def partitioned_construction(deepspeed_config: dict[str, Any]) -> Iterator[None]:
     """Within it transformers builds and loads models under deepspeed.zero.Init: no rank ever holds all weights."""
