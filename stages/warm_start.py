@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -164,8 +165,14 @@ def batch_at(step: int, num_turns: int, batch_size: int, run_seed: int) -> list[
     """(epoch, turn) of a step's batch: consecutive places in endless passes, each pass in its own seeded order."""
     places = range(step * batch_size, (step + 1) * batch_size)
     epochs = {place // num_turns for place in places}
-    orders: dict[int, np.ndarray] = {e: permutation(run_seed, "warm_start", e, n=num_turns) for e in epochs}
+    orders = {epoch: _order(run_seed, epoch, num_turns) for epoch in epochs}
     return [(place // num_turns, int(orders[place // num_turns][place % num_turns])) for place in places]
+
+
+@lru_cache(maxsize=2)  # a batch may reach into the next pass
+def _order(run_seed: int, epoch: int, num_turns: int) -> np.ndarray:
+    """The order of one pass over the turns."""
+    return permutation(run_seed, "warm_start", epoch, n=num_turns)
 
 
 def cosine(step: int, steps: int) -> float:

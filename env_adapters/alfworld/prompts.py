@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from env_adapters.base import Observation, PastTurn
 from env_adapters.published import published_prompt
@@ -20,7 +21,7 @@ REQUEST = (
     "First reason step by step about the current situation, inside <think> </think> tags.\n"
     "Then choose one admissible action for the current step and give it inside <action> </action> tags."
 )
-
+REMEMBERED = 1 << 14  # texts whose short form is kept: an observation is in the prompts of the next turns too
 
 # Not shown in the compact form: they never bring a task forward in a tiny scene. (In a full one `examine` does, where
 # receptacles share a standing point.)
@@ -75,6 +76,7 @@ _SHORTER = [
 _ARTICLE = re.compile(r"\b(?:an?|the|and|in it|is) (?=\w)")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def brief(text: str) -> str:
     """An observation in few words; text of no known form is kept whole, but plain."""
     text = " ".join(text.lower().split())
@@ -83,6 +85,7 @@ def brief(text: str) -> str:
     return plain(_ARTICLE.sub("", text))
 
 
+@lru_cache(maxsize=REMEMBERED)
 def plain(text: str) -> str:
     """Lower case; words (`in/on` is one), numbers, ',' and ':' set off by blanks; other punctuation dropped."""
     return " ".join(re.findall(r"in/on|[a-z]+|\d+|[,:]", text.lower().replace("'", "")))

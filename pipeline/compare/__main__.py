@@ -183,8 +183,9 @@ def arguments() -> argparse.ArgumentParser:
     flags.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...",
                        help="other settings under a name of their own; repeatable")  # fmt: skip
     flags.add_argument("--seeds", default="3", help="how many, or which with commas; default 3")
-    flags.add_argument("--runs", nargs="+", default=[], metavar="[NAME:]DIR", help="finished runs to compare as well")
-    flags.add_argument("--from", dest="source", nargs="+", type=Path, metavar="DIR",
+    flags.add_argument("--runs", nargs="+", action="extend", default=[], metavar="[NAME:]DIR",
+                       help="finished runs to compare as well")  # fmt: skip
+    flags.add_argument("--from", dest="source", nargs="+", action="extend", type=Path, metavar="DIR",
                        help="folders of comparisons: write them anew, as one")  # fmt: skip
     flags.add_argument("--out", type=Path, help="where everything goes; default: runs/comparison-<preset>-<env>")
     flags.add_argument("--share-start", action="store_true",

@@ -20,6 +20,14 @@ from runtime.files import atomic_path
 FORMAT = 1
 WON, LOST, UNJUDGED = "1", "0", "-"
 ITERATION_STAGES = ("collect_rollouts", "compute_advantages", "optimize")
+TRAINING = {  # metrics that are kept of every iteration, and who measures them
+    "rollout/success": "collect_rollouts",
+    "rollout/invalid_share": "collect_rollouts",
+    "advantage/std": "compute_advantages",
+    "advantage/explained_variance_v": "compute_advantages",
+    "advantage/explained_variance_q": "compute_advantages",
+    "sapo/entropy": "optimize",
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Measured:
     outcomes: Mapping[str, Outcomes]  # by split, of the last policy
     costs: Costs
     stages: Mapping[str, Mapping[str, float]]  # stage -> summed seconds by part, "cpu_s", "times", "peak_memory_gib"
+    training: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # those of TRAINING, by iteration
     damage: tuple[str, ...] = field(default=())  # what could not be read
 
 
@@ -100,6 +109,7 @@ def measure(path: Path, variant: str) -> Measured:
         outcomes=read_outcomes(run, config),
         costs=read_costs(run, config.run.iterations),
         stages=stage_sums(run.manifests),
+        training=read_training(run, config.run.iterations),
         damage=tuple(run.damage),
     )
 
@@ -175,6 +185,16 @@ def generated_tokens(rollouts: Manifest) -> int:
     return round(metrics["rollout/response_tokens"] * metrics["rollout/turns"] * episodes)
 
 
+def read_training(run: Run, iterations: int) -> dict[str, tuple[float | None, ...]]:
+    """The metrics of TRAINING in every iteration, None where it has none; without those that no iteration has."""
+    found = {}
+    for name, stage in TRAINING.items():
+        values = [run.manifests[stage, i].metrics.get(name) for i in range(1, iterations + 1)]
+        if any(value is not None for value in values):
+            found[name] = tuple(None if value is None else round(value, 4) for value in values)
+    return found
+
+
 def stage_sums(manifests: Mapping[tuple[str, int], Manifest]) -> dict[str, dict[str, float]]:
     """Seconds of each stage and of its parts over the whole run, its CPU seconds, and its highest peak of memory.
 
@@ -233,6 +253,7 @@ def from_plain(data: Mapping[str, Any]) -> Measured:
             "evaluations": tuple(Evaluation(**one) for one in data["evaluations"]),
             "outcomes": outcomes,
             "costs": Costs(**costs),
+            "training": {name: tuple(values) for name, values in data.get("training", {}).items()},
             "damage": tuple(data["damage"]),
         }
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.compare.measuring import UNJUDGED, WON, Evaluation, Measured
+from pipeline.compare.measuring import TRAINING, UNJUDGED, WON, Evaluation, Measured
 from pipeline.compare.resampling import mcnemar, on_grid, paired_interval, stratified_interval
 
 # The time table's columns: which parts of which stages' seconds they add up. All else is "rest".
@@ -23,6 +23,7 @@ TIME_COLUMNS = {
 }
 REST, TOTAL = "rest", "total"
 TIMED = ("collect_rollouts", "compute_advantages", "optimize")
+LATE_SHARE = 4  # the last one in so many iterations stand for the end of training
 BUDGETS = {"trajectories": "trajectories", "wall_s": "wall seconds", "cpu_s": "CPU seconds"}
 
 Estimate = dict[str, Any]  # {"mean": interquartile mean, "low":, "high":, "values": one a seed}
@@ -50,6 +51,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "variants": [describe(name, own, expected) for name, own in groups.items()],
         "success": {split: {name: success(own, split) for name, own in groups.items()} for split in splits},
         "costs": {name: costs(own) for name, own in groups.items()},
+        "training": {name: training(own) for name, own in groups.items()},
         "seconds_an_iteration": {name: times(own) for name, own in groups.items()},
         "equal": [row for what in BUDGETS for row in at_equal(groups, what, splits)],
         "pairs": [row for split in splits for row in pairs(groups, split)],
@@ -125,6 +127,16 @@ def times(own: Sequence[Measured]) -> dict[str, float]:
     found = {column: total(parts) for column, parts in TIME_COLUMNS.items()}
     whole = total({(stage, "total") for stage in TIMED})
     return {**found, REST: whole - sum(found.values()), TOTAL: whole}
+
+
+def training(own: Sequence[Measured]) -> dict[str, Estimate | None]:
+    """The metrics of TRAINING, each run's mean over its last iterations; those that are None do not count."""
+    found = {}
+    for name in TRAINING:
+        late = [run.training.get(name, ())[-max(1, run.iterations // LATE_SHARE) :] for run in own]
+        known = [[value for value in values if value is not None] for values in late]
+        found[name] = estimate([sum(values) / len(values) if values else None for values in known])
+    return found
 
 
 def curve(run: Measured, split: str, what: str) -> tuple[list[float], list[float]]:

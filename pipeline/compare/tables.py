@@ -59,6 +59,7 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
         cost_table(summary),
         *equal_tables(summary),
         pair_table(summary),
+        *training_tables(summary),
         time_table(summary),
         variant_table(summary),
     ]
@@ -132,6 +133,26 @@ def pair_table(summary: Mapping[str, Any]) -> Table:
         "exact test on them speaks of these policies, the bootstrap of the algorithms."
     )
     return Table("Paired comparison", note, head, tuple(rows))
+
+
+def training_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """How training went at its end; nothing where the numbers are of a version that kept none of it."""
+    columns = {
+        "rollout/success": ("success, %", percent), "rollout/invalid_share": ("invalid actions, %", percent),
+        "advantage/std": ("deviation of advantages", fixed(2)),
+        "advantage/explained_variance_v": ("V explains", fixed(2)),
+        "advantage/explained_variance_q": ("Q explains", fixed(2)), "sapo/entropy": ("entropy, nats", fixed(3)),
+    }  # fmt: skip
+    own = summary["training"]
+    used = {key: column for key, column in columns.items() if any(one[key] for one in own.values())}
+    if not used:
+        return []
+    rows = ((name, *(cell(one[key], form) for key, (_, form) in used.items())) for name, one in own.items())
+    note = (
+        "Rollouts and updates, mean over the last quarter of the iterations. V, or the critic, explains so much of the "
+        "variance of the λ-returns, Q of its own targets. Deviation: of the advantages, before Eq. 7 divides by it."
+    )
+    return [Table("Training", note, ("variant", *(label for label, _ in used.values())), tuple(rows))]
 
 
 def p_value(p: float) -> str:

@@ -77,7 +77,7 @@ def test_a_dry_run_names_the_runs_that_are_given(tmp_path, capsys):
 
 
 def test_finished_runs_are_compared_as_they_are(whole_run, tmp_path, capsys):
-    assert main(["--runs", str(whole_run), f"again:{whole_run}", "--out", str(tmp_path)]) == 0
+    assert main(["--runs", str(whole_run), "--runs", f"again:{whole_run}", "--out", str(tmp_path)]) == 0
     table = json.loads((tmp_path / "table.json").read_text())
     assert [one["name"] for one in table["variants"]] == ["corridor", "again"] and table["notes"] == []
     results = json.loads((whole_run / "evaluations/0004/results.json").read_text())

@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from dataclasses import asdict, replace
 
 import pytest
 
-from pipeline.compare.measuring import generated_tokens, load, measure, save, shareable
+from pipeline.compare.measuring import from_plain, generated_tokens, load, measure, save, shareable
 from pipeline.manifests import read_manifest
 from pipeline.run_directory import RunError
 
@@ -59,6 +60,22 @@ def test_evaluations_and_outcomes_are_those_of_the_files(whole_run, measured):
         assert list(outcomes.tasks) == sorted(episodes)
         for task, kind, won in zip(outcomes.tasks, outcomes.types, outcomes.won, strict=True):
             assert (kind, won) == (episodes[task]["task_type"], str(int(episodes[task]["success"])))
+
+
+def test_training_is_what_the_manifests_say_of_each_iteration(whole_run, measured):
+    for i in range(1, 5):
+        rollouts, advantages, optimize = (one["metrics"] for one in manifests(whole_run, i))
+        assert measured.training["rollout/success"][i - 1] == pytest.approx(rollouts["rollout/success"], abs=1e-4)
+        for name in ("advantage/std", "advantage/explained_variance_q"):
+            assert measured.training[name][i - 1] == pytest.approx(advantages[name], abs=1e-4)
+        assert measured.training["sapo/entropy"][i - 1] == pytest.approx(optimize["sapo/entropy"], abs=1e-4)
+    assert all(len(values) == 4 for values in measured.training.values())
+
+
+def test_numbers_of_a_version_that_kept_no_training_are_read(measured):
+    old = asdict(measured)
+    del old["training"]
+    assert from_plain(old) == replace(measured, training={})
 
 
 def test_stages_and_settings(whole_run, measured):

@@ -5,7 +5,19 @@ from dataclasses import replace
 import pytest
 
 from pipeline.compare.measuring import Costs
-from pipeline.compare.summary import at_equal, costs, curve, grouped, notes, pairs, spent, success, summarise, times
+from pipeline.compare.summary import (
+    at_equal,
+    costs,
+    curve,
+    grouped,
+    notes,
+    pairs,
+    spent,
+    success,
+    summarise,
+    times,
+    training,
+)
 from pipeline.compare.tables import markdown, tables
 from tests.pipeline.compare.measured import STAGES, make
 
@@ -48,6 +60,18 @@ def test_seconds_an_iteration():
     assert found["rest"] == pytest.approx(4.5 - 1.0 - 0.5 - 1.25 - 0.75)
     slow = replace(make(), stages={**STAGES, "optimize": {**STAGES["optimize"], "total": 5.0, "critic_s": 2.0}})
     assert times([slow])["critic update"] == 1.0 and times([slow])["rest"] == pytest.approx(found["rest"])
+
+
+def test_training_is_the_mean_of_the_last_quarter():
+    """Of eight iterations the last two; a metric that an iteration lacks counts in none."""
+    values = {"rollout/success": (0.0,) * 6 + (0.2, 0.4), "advantage/explained_variance_v": (None,) * 7 + (0.5,)}
+    run = replace(make(), iterations=8, training=values)
+    found = training([run, replace(run, seed=1, training={"rollout/success": (0.0,) * 7 + (1.0,)})])
+    assert found["rollout/success"]["values"] == pytest.approx([0.3, 0.5])
+    assert found["advantage/explained_variance_v"]["values"] == [0.5] and found["sapo/entropy"] is None
+    (table,) = (one for one in tables(summarise([run])) if one.title == "Training")
+    assert table.head == ("variant", "success, %", "V explains") and table.rows == (("sapo", "30.0", "0.50"),)
+    assert "Training" not in [one.title for one in tables(summarise([make()]))]
 
 
 def test_at_equal_seconds_success_is_interpolated():
