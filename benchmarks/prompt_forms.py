@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.measuring import machine, turn_about, write
 from benchmarks.models import SHAPES, make_policy
-from benchmarks.stages import QWEN_TOKENS, byte_pairs, scene_words
+from benchmarks.stages import QWEN_TOKENS, byte_pairs
 from env_adapters.base import Adapter, Observation, PastTurn
 from env_adapters.registry import make_adapter
 from runtime.prompts import PromptRenderer
@@ -54,6 +54,7 @@ CASES = {
         3,
         (256, 1024),
     ),
+    "webshop, published": Case("webshop", {"prompt": "published"}, 2, (4096, 16384)),
 }
 
 
@@ -113,7 +114,7 @@ def measure(name: str, count: int, num_turns: int, cache: Path) -> dict[str, Any
     adapter.prepare()
     episodes = play(adapter, count, num_turns)
     if case.options["prompt"] == "published":
-        tokenizer = byte_pairs(scene_words(), QWEN_TOKENS)
+        tokenizer = byte_pairs(adapter.vocabulary(), QWEN_TOKENS)
     else:
         tokenizer = word_tokenizer(adapter.vocabulary())
     written = {}
