@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from pipeline.run_directory import RunPaths
+from runtime import engine as engine_module
 from runtime.distributed import CollectiveError, leave
 from runtime.engine import EngineError, init_distributed
 from runtime.microbatches import token_batch
@@ -65,7 +67,7 @@ def single(root: Path) -> dict:
     results["bfloat16"] = train(
         copy_run(root, "tied", "bfloat16", distributed), distributed, [1], settings(dtype="bfloat16")
     )
-    checkpointed = settings(gradient_checkpointing=True, offload_optimizer=True, offload_parameters=True)
+    checkpointed = settings(gradient_checkpointing="always", offload_optimizer=True, offload_parameters=True)
     results["offload"] = train(copy_run(root, "tied", "offload", distributed), distributed, [1], checkpointed)
     nothing = {"kl_coef": 0.0, "entropy_coef": 0.0, "value_coef": 0.0, "q_coef": 0.0}
     warm_up = settings(value_warmup_iterations=1, value_warmup_kl_coef=0.0, **nothing)
@@ -174,6 +176,11 @@ def pair(root: Path) -> dict:
     results["held elements"], results["all elements"] = largest.ds_tensor.numel(), largest.ds_numel
     engine.close()
     results["pair"] = train(copy_run(root, "tied", "pair", distributed), distributed, [1, 2, 3, 4])
+    with everything_partitioned():
+        again = settings(gradient_checkpointing="always")
+        results["partitioned"] = train(
+            copy_run(root, "tied", "partitioned", distributed), distributed, [1, 2, 3, 4], again
+        )
     results["stage 1"] = train(copy_run(root, "tied", "pair-1", distributed), distributed, [1, 2], settings(1))
     results["warm start"] = start_warm(root, "warm-pair", distributed)
     if rank == 1:
@@ -183,6 +190,26 @@ def pair(root: Path) -> dict:
     except CollectiveError as error:
         results["missing rank"] = str(error)
     return results
+
+
+@contextmanager
+def everything_partitioned():
+    """Within it stage 3 gathers each weight where it is used and lets go of it at once, as of a model that is large."""
+    plain = engine_module.deepspeed_config
+
+    def apart(**asked):
+        config = plain(**asked)
+        config["zero_optimization"] |= {
+            "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        }  # fmt: skip
+        return config
+
+    engine_module.deepspeed_config = apart
+    try:
+        yield
+    finally:
+        engine_module.deepspeed_config = plain
 
 
 def collectives(distributed) -> dict:

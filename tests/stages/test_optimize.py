@@ -166,6 +166,15 @@ def test_two_ranks_equal_one(root, pair, single):
     assert largest_difference(policy(root, "resident", 4), policy(root, "pair", 4)) < 5e-6
 
 
+def test_weights_that_are_gathered_for_each_use_give_the_same(root, pair):
+    """Each block anew in the forward, the recomputed forward and the backward: activations are not kept."""
+    for name in LOSSES:
+        assert [one.get(name, 0.0) for one in pair["partitioned"]] == pytest.approx(
+            [one.get(name, 0.0) for one in pair["pair"]], rel=2e-6, abs=2e-6
+        )
+    assert largest_difference(policy(root, "pair", 4), policy(root, "partitioned", 4)) < 5e-6
+
+
 def test_resident_engine_equals_a_fresh_one_for_each_stage_to_the_bit(root, single):
     timeless = [
         [{k: v for k, v in one.items() if "tokens_per_s" not in k and "peak" not in k} for one in single[kind]]
