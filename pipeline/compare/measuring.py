@@ -236,7 +236,7 @@ def load(path: Path) -> tuple[list[Measured], list[str]]:
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']!r}, this version reads {FORMAT}")
         return [from_plain(one) for one in data["runs"]], [str(line) for line in data["left_out"]]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as fault:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as fault:
         text = f"{path}: not the numbers of a comparison ({fault}); name a folder that `pipeline.compare` wrote"
         raise RunError(text) from fault
 

@@ -1,5 +1,6 @@
 """What is kept of a real run, against its files read the plain way."""
 
+import gzip
 import json
 import shutil
 from dataclasses import asdict, replace
@@ -114,6 +115,10 @@ def test_a_file_that_is_something_else_is_one_line(tmp_path, measured):
             load(path)
     with pytest.raises(RunError, match="not the numbers of a comparison"):
         load(tmp_path / "nowhere.gz")
+    spoilt = {"format": 1, "left_out": [], "runs": [{**asdict(measured), "training": []}]}
+    path.write_bytes(gzip.compress(json.dumps(spoilt, default=str).encode()))
+    with pytest.raises(RunError, match="not the numbers of a comparison"):
+        load(path)
 
 
 def test_a_run_that_is_not_finished_is_refused(whole_run, tmp_path):
