@@ -67,6 +67,8 @@ def init_distributed(timeout_s: float) -> Distributed:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # init_distributed would JIT-build a shared-memory operator for minutes; training never uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Without it DeepSpeed 0.19 starts `numactl` on a CPU once a micro-batch, to count devices for nothing.
+    os.environ.setdefault("LOCAL_SIZE", "1")
     local_rank = int(os.environ["LOCAL_RANK"])
     accelerator = deepspeed.accelerator.get_accelerator()
     accelerator.set_device(local_rank)

@@ -55,7 +55,12 @@ def single(root: Path) -> dict:
     """One rank: ZeRO stages, resident against fresh processes, checkpoints of two ranks, faults."""
     distributed = init_distributed(60.0)
     results: dict = {"rank": [distributed.rank, distributed.world_size]}
+    programs = []
+    sys.addaudithook(
+        lambda event, arguments: programs.append(str(arguments[0])) if event == "subprocess.Popen" else None
+    )
     results["resident"] = train(copy_run(root, "tied", "resident", distributed), distributed, [1, 2, 3, 4])
+    results["programs"] = programs.copy()
     results["fresh"] = train(
         copy_run(root, "tied", "fresh", distributed), distributed, [1, 2, 3, 4], keep_resident=False
     )

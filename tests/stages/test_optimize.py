@@ -307,6 +307,11 @@ def test_a_closed_engine_gives_its_memory_back(single, stage):
     assert single["left"][stage] < 0.5
 
 
+def test_training_starts_no_programs(single):
+    """DeepSpeed asks numactl for devices once a micro-batch, unless LOCAL_SIZE tells it their number."""
+    assert single["programs"] == []
+
+
 def test_the_learning_rate_falls_to_a_tenth_and_stays():
     # 51 iterations: 1 - 0.9 * 25 / 50 = 0.55 half-way
     assert [decay(i, 51) for i in (1, 26, 51, 60)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
