@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -12,6 +14,7 @@ from pipeline.memory import model_shape, stage_memory
 
 AUTO = "auto"
 ROOM = 0.9  # of a rank's memory: the rest is for what the estimate does not know
+CGROUPS = Path("/sys/fs/cgroup")  # a container sees its own limits here
 
 
 def settle(config: Config) -> Config:
@@ -47,10 +50,35 @@ def activations_fit(config: Config, ranks: int, memory: int, device: str) -> boo
 
 
 def cores() -> int:
-    """The cores that this process may use: all, or those of a container's cpuset, `taskset` or a comparison's share."""
-    return len(os.sched_getaffinity(0))
+    """The cores that this process may use: all, or those of a container's cpuset, `taskset` or a comparison's share; no
+    more than a container's quota (`docker run --cpus 2`), rounded up."""
+    quota, period = _cpu_quota()
+    granted = math.ceil(quota / period) if quota > 0 else math.inf
+    return int(min(len(os.sched_getaffinity(0)), granted))
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of memory that this process may use: the machine's, or a container's limit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [_numbers("memory.max"), _numbers("memory/memory.limit_in_bytes")]
+    return min([physical, *(limit[0] for limit in limits if limit)])
+
+
+def _cpu_quota() -> tuple[int, int]:
+    """Microseconds that may be spent in each period of so many; not positive: no quota."""
+    if len(new := _numbers("cpu.max")) == 2:
+        return new[0], new[1]
+    quota, period = _numbers("cpu/cpu.cfs_quota_us"), _numbers("cpu/cpu.cfs_period_us")
+    return (quota[0], period[0]) if quota and period else (0, 1)
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers of a control group's file, version 2 (or 1: those in subfolders); none where there is no such file.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html; "max" is no limit.
+    """
+    try:
+        words = (CGROUPS / name).read_text().split()
+    except OSError:
+        return []
+    return [int(word) for word in words if word.lstrip("-").isdecimal()]

@@ -9,6 +9,7 @@ Example (shortened):
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -201,6 +202,8 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
+    with contextlib.suppress(metadata.PackageNotFoundError):  # decides numbers where it generates
+        found["vllm"] = metadata.version("vllm")
     return found
 
 

@@ -17,7 +17,7 @@ def config(*flags: str) -> Config:
 
 
 @pytest.fixture
-def on(monkeypatch):
+def on(monkeypatch, tmp_path):
     """A machine with so many GPUs and cores, each GPU (or all cores together) with so much memory."""
 
     def make(gpus: int, cores: int, memory: int = 2**40) -> None:
@@ -25,6 +25,7 @@ def on(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
         monkeypatch.setattr(machine, "host_memory", lambda: memory)
+        monkeypatch.setattr(machine, "CGROUPS", tmp_path)
 
     return make
 
@@ -58,6 +59,32 @@ def test_cores_share_their_memory_between_ranks(on):
     on(0, 2, memory=round(1.5 * needed))
     assert config("--ranks", "1").optimize.gradient_checkpointing == "never"
     assert config("--ranks", "2").optimize.gradient_checkpointing == "always"
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        ({}, 8, None),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, 8, None),
+        ({"cpu.max": "250000 100000", "memory.max": "1073741824"}, 3, 2**30),
+        ({"cpu.max": "50000 100000", "memory.max": str(2**60)}, 1, None),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8, None),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2, None),
+        ({"memory/memory.limit_in_bytes": "536870912"}, 8, 2**29),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712"}, 8, None),
+        ({"cpu.max": "", "memory.max": ""}, 8, None),
+    ],
+)
+def test_a_containers_limits_count(monkeypatch, tmp_path, files, cores, memory):
+    """Files of control groups, version 2 and 1; a memory of None is the machine's own."""
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    own = machine.host_memory()
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert machine.cores() == cores
+    assert machine.host_memory() == (memory or own)
 
 
 def test_a_model_of_unknown_shape_computes_them_again(on):

@@ -244,7 +244,7 @@ def test_half_checkpoints_are_left_alone(tmp_path):
 
 
 def test_versions_and_memory():
-    assert set(versions()) == {"python", "torch", "transformers", "deepspeed", "pipeline"}
+    assert set(versions()) - {"vllm"} == {"python", "torch", "transformers", "deepspeed", "pipeline"}
     assert versions()["torch"].startswith("2.")
     before = peak_memory_mib()["cpu"]
     block = bytearray(300 * 2**20)
