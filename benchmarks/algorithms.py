@@ -26,9 +26,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.stages import MIB_A_GIB, machine, run_child
+from benchmarks.stages import MIB_A_GIB, machine, make_run, run_child
 from pipeline.config import Config
-from pipeline.config_loading import apply_settings, build_config, load_preset, save_config
 from pipeline.launch import launch_environment
 from pipeline.manifests import Manifest, read_manifests
 from pipeline.memory import model_shape, stage_memory
@@ -70,10 +69,8 @@ def measure(profile: str, scratch: Path) -> dict[str, dict[str, float]]:
         settings = {**SETTINGS[profile], **own, "env.cache_dir": str(scratch / "games")}
         if start is not None:
             settings |= {"model.name": str(start), "warm_start.enabled": False}
-        config = build_config(apply_settings(load_preset("tiny", "alfworld"), list(settings.items())))
         paths = RunPaths(scratch / f"{profile}-{len(results)}")
-        paths.root.mkdir()
-        save_config(config, paths.config)
+        config = make_run(paths.root, "alfworld", settings)
         run_child(["pipeline/driver.py", "--run-dir", str(paths.root)], launch_environment(config))
         manifests = read_manifests(paths)
         results[name] = costs(manifests) if profile == "time" else memory(manifests, config)

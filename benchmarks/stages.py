@@ -32,6 +32,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.config_loading import apply_settings, build_config, load_preset, save_config
 from pipeline.launch import launch_environment
+from pipeline.machine import settle
 from pipeline.manifests import Manifest, read_manifests
 from pipeline.run_directory import RunPaths
 
@@ -127,18 +128,24 @@ def run_child(arguments: Sequence[str], environment: Mapping[str, str]) -> float
     return usage.ru_utime + usage.ru_stime
 
 
+def make_run(root: Path, environment: str, settings: Mapping[str, Any]) -> Config:
+    """A new run directory on the tiny preset, one rank, with these settings besides."""
+    tree = apply_settings(load_preset("tiny", environment), [("run.ranks", 1), *settings.items()])
+    config = settle(build_config(tree))
+    root.mkdir()
+    save_config(config, RunPaths(root).config)
+    return config
+
+
 def measure(name: str, scratch: Path) -> list[Line]:
     """Make a run directory and do the stages one by one, each in a process of its own."""
     settings = {**SETTINGS[name], "env.cache_dir": str(scratch / "games")}
     if name != "tiny":
         settings["model.name"] = str(scratch / "base")
-    config = build_config(apply_settings(load_preset("tiny", "alfworld"), list(settings.items())))
-    environment = launch_environment(config)
-    if name != "tiny":
-        run_child(["-m", "benchmarks.stages", "--make-qwen-shape", str(scratch / "base")], environment)
+        run_child(["-m", "benchmarks.stages", "--make-qwen-shape", str(scratch / "base")], os.environ)
     paths = RunPaths(scratch / "run")
-    paths.root.mkdir()
-    save_config(config, paths.config)
+    config = make_run(paths.root, "alfworld", settings)
+    environment = launch_environment(config)
     lines: list[Line] = []
     for stage, iteration in STEPS[name]:
         started = time.perf_counter()

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import Shape, make_model
-from benchmarks.stages import byte_pairs, run_child
+from benchmarks.stages import byte_pairs, make_run, run_child
 from benchmarks.talk import TalkAdapter
-from pipeline.config_loading import apply_settings, build_config, load_preset, save_config
 from pipeline.launch import launch_environment
 from pipeline.manifests import read_manifests
 from pipeline.run_directory import RunPaths
@@ -41,10 +40,9 @@ def run_talk(model: Path, settings: Mapping[str, Any], scratch: Path) -> dict[st
 
     `wall_s` is collecting, scoring and training; `all_s` and `cpu_s` everything that an iteration does.
     """
-    preset = load_preset("tiny", "benchmarks.talk:TalkAdapter")
-    config = build_config(apply_settings(preset, list({**SETTINGS, "model.name": str(model), **settings}.items())))
-    paths = RunPaths(Path(tempfile.mkdtemp(dir=scratch)))
-    save_config(config, paths.config)
+    paths = RunPaths(Path(tempfile.mkdtemp(dir=scratch)) / "run")
+    settings = {**SETTINGS, "model.name": str(model), **settings}
+    config = make_run(paths.root, "benchmarks.talk:TalkAdapter", settings)
     run_child(["pipeline/driver.py", "--run-dir", str(paths.root)], launch_environment(config))
     manifests, found = read_manifests(paths), []
     for iteration in range(1, config.run.iterations + 1):
