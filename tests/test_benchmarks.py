@@ -23,10 +23,10 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_can_be_imported(name):
+def test_it_can_be_imported_and_says_what_it_measures(name):
     if name in NEEDS_MORE:
         pytest.importorskip(NEEDS_MORE[name])
-    importlib.import_module(f"benchmarks.{name}")
+    assert importlib.import_module(f"benchmarks.{name}").__doc__
 
 
 @pytest.mark.parametrize("name", SETTINGS)
