@@ -48,7 +48,7 @@ class RunConfig:
 class ModelConfig:
     name: str = "tiny"  # "tiny", "Qwen2.5-1.5B", "Qwen2.5-7B", "smollm2-135m", a hub id or a local folder
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # compute and export; fp32 on CPU (bf16 is 5x slower on AVX2)
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"  # transformers' attention implementation
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"  # of scoring and training; sampling: sdpa
     chat_template: bool = True  # render prompts with the tokenizer's chat template; False: the plain prompt text
     tiny_width: int = 128  # hidden size of the random-weight `tiny` model
     tiny_layers: int = 4  # transformer blocks of `tiny`
@@ -271,7 +271,3 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-
-    def __post_init__(self) -> None:
-        behind = self.env.prompt_form == "history" or self.model.attention != "flash_attention_2"
-        _check(behind, "model.attention", self.model.attention, "sdpa or eager where env.prompt_form is transcript")

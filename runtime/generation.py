@@ -1,8 +1,8 @@
 """Continuous batching for a plain transformers causal LM (Qwen2, Llama): requests join and leave at any time.
 
 Live requests occupy rows 0..n-1 of one preallocated KV cache; where one leaves, the last row moves into its place, so
-that a decode step always works on a dense batch. Joiners are prefilled in right-padded batches of similar length:
-with causal attention padding on the right is never seen, and positions count from 0 in every row.
+that a decode step always works on a dense batch. Joiners are prefilled several at a time, their tokens packed one
+behind the other; only attention sees rows (runtime/row_cache.py), by SDPA whatever `model.attention` says.
 
 A request may ask that its row be kept when it ends. Kept rows lie behind the live ones; the next request of the same
 conversation, whose prompt begins with what the row holds, finds it there and only what is new is prefilled.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.generator import Completion, GenerationError, Request, check_limits, check_request, not_finite
-from runtime.row_cache import RowCache
+from runtime.generator import Completion, Request, check_limits, check_request, not_finite
+from runtime.row_cache import Packing, RowCache, attending_packed
 
 # Requests wait until they are this share (one in so many) of the live rows: at small sizes a prefill of two rows costs
 # as much as a decode step of all.
@@ -54,7 +54,7 @@ class TransformersGenerator:
         temperature: of sampling; 0 takes the most likely token.
         banned_ids: never sampled and outside the distribution (the value tokens: Eq. 3).
         stop_ids: end a response; kept in it.
-        prefill_tokens: padded tokens a prefill batch; None: PREFILL_TOKENS of the device.
+        prefill_tokens: tokens of a prefill batch; None: PREFILL_TOKENS of the device.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TransformersGenerator:
         prefill_tokens: int | None = None,
     ) -> None:
         config = causal_lm.config
-        check_limits(config.name_or_path, config.max_position_embeddings, max_prompt, max_response, stop_ids)
+        check_limits(config.name_or_path, _positions(config), max_prompt, max_response, stop_ids)
         self.causal_lm, self.decoder, self.head = causal_lm, causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.slots, self.max_prompt, self.max_response = slots, max_prompt, max_response
         self.temperature = temperature
@@ -104,7 +104,9 @@ class TransformersGenerator:
 
     def forget(self, conversation: Hashable) -> None:
         """Give up the row that is kept for a conversation, where there is one."""
-        self._arrange(self.rows, [row for row in self.kept if row.request.conversation != conversation])
+        others = [row for row in self.kept if row.request.conversation != conversation]
+        if len(others) < len(self.kept):
+            self._arrange(self.rows, others)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -113,12 +115,13 @@ class TransformersGenerator:
         A joiner gets its first token from the prefill and its second in the same call.
         """
         done: list[Completion] = []
-        if len(self.waiting) * JOIN_SHARE >= len(self.rows) and self.waiting and len(self.rows) < self.slots:
-            self._join()
-            done += self._leave()
-        if self.rows:
-            self._decode()
-            done += self._leave()
+        with attending_packed(self.decoder.config):
+            if len(self.waiting) * JOIN_SHARE >= len(self.rows) and self.waiting and len(self.rows) < self.slots:
+                self._join()
+                done += self._leave()
+            if self.rows:
+                self._decode()
+                done += self._leave()
         return done
 
     def _join(self) -> None:
@@ -132,7 +135,7 @@ class TransformersGenerator:
                 kept.request, kept.since = row.request, row.since
                 continued.append(kept)
         for group in (continued, fresh):
-            group.sort(key=lambda row: len(row.request.prompt_ids) - len(row.held))
+            group.sort(key=_num_new)
             for batch in _batches_by_budget(group, self.prefill_tokens):
                 self._prefill(batch)
 
@@ -154,70 +157,43 @@ class TransformersGenerator:
         others = [row for row in self.kept if row not in batch][-(self.slots - last) or len(self.kept) :]
         self._arrange(self.rows + batch, others)
         batch = self.rows[first:]  # in the order of the cache
-        held = [len(row.held) for row in batch]
-        new = [list(row.request.prompt_ids[start:]) for row, start in zip(batch, held, strict=True)]
-        ids = np.zeros((len(batch), max(map(len, new))), dtype=np.int64)
-        for index, own in enumerate(new):
-            ids[index, : len(own)] = own
-        tokens = torch.from_numpy(ids).to(self.device)
-        past = torch.tensor(held, device=self.device)
-        lengths = torch.tensor([len(own) for own in new], device=self.device)
+        new = [row.request.prompt_ids[len(row.held) :] for row in batch]
         uniforms = np.stack([row.request.uniforms[: self.max_response] for row in batch])
-        self.lengths[first:last] = past + lengths
+        self.lengths[first:last] = torch.tensor([len(row.held) for row in batch], device=self.device)
         self.counts[first:last] = 0
         self.uniforms[first:last] = torch.from_numpy(uniforms).to(self.device)
         self.num_prompt_tokens += sum(map(len, new))
-        hidden = self._forward_behind(tokens, first, past) if any(held) else self._forward_prompts(tokens, first)
-        self._sample(hidden[torch.arange(last - first, device=self.device), lengths - 1], first, last)
-
-    def _forward_prompts(self, tokens: Tensor, first: int) -> Tensor:
-        self.cache.write_prompts(first, first + len(tokens))
-        return self._forward(tokens, mask=None, positions=None)
-
-    def _forward_behind(self, tokens: Tensor, first: int, past: Tensor) -> Tensor:
-        """New tokens [n, T] of rows first.. behind the `past` [n] positions that they hold.
-
-        Padding on the right lands behind a row's end, where nothing looks before something else is written.
-        """
-        n, width = tokens.shape
-        positions = past[:, None] + torch.arange(width, device=self.device)
-        longest = min(int(past.max()) + width, self.cache.max_len)
-        visible = torch.arange(longest, device=self.device) <= positions[:, :, None]
-        self.cache.write_behind(first, first + n, longest, positions)
-        return self._forward(tokens, mask=self._mask(visible), positions=positions)
+        ids = torch.tensor([token for own in new for token in own], device=self.device)
+        hidden = self._forward(ids, [*map(len, new)], first, last)
+        self._sample(hidden, first, last)
 
     def _decode(self) -> None:
         n = len(self.rows)
-        positions = self.lengths[:n]
-        newest = self.ids[:n].gather(1, self.counts[:n, None] - 1)
-        longest = int(positions.max()) + 1
-        visible = torch.arange(longest, device=self.device) <= positions[:, None, None]
-        self.cache.write_behind(0, n, longest, positions[:, None])
-        hidden = self._forward(newest, mask=self._mask(visible), positions=positions[:, None])
-        self.lengths[:n] += 1
-        self._sample(hidden[:, 0], 0, n)
+        newest = self.ids[:n].gather(1, self.counts[:n, None] - 1)[:, 0]
+        self._sample(self._forward(newest, [1] * n, 0, n), 0, n)
 
-    def _mask(self, visible: Tensor) -> Tensor:
-        """A mask bool [n, T, L] in the form that the attention implementation takes."""
-        kind = self.causal_lm.config._attn_implementation
-        if kind == "flash_attention_2":
-            if visible.shape[1] > 1:
-                raise GenerationError(
-                    "model.attention = flash_attention_2 cannot prefill behind a kept row; set model.attention=sdpa, "
-                    "or env.prompt_form=history"
-                )
-            return visible[:, 0].long()
-        if kind == "eager":  # additive
-            dtype = self.head.weight.dtype
-            blocked = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype, device=self.device)
-            return blocked.masked_fill(visible, 0)[:, None]
-        return visible[:, None]
+    def _forward(self, ids: Tensor, lengths: Sequence[int], first: int, last: int) -> Tensor:
+        """Read new tokens behind what rows first..last-1 hold; their keys and values go through the cache.
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
-        """Last hidden states [n, T, D]; keys and values go through the cache."""
-        return self.decoder(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        ).last_hidden_state
+        Args:
+            ids: [N], those of a row together. lengths: how many are whose, >= 1.
+
+        Returns:
+            [n, D], the last hidden state of each row.
+        """
+        past, packing = self.lengths[first:last], Packing(lengths, self.device)
+        positions = past[packing.rows] + packing.columns
+        longest, mask = int(positions.max()) + 1, None
+        if past.any():  # else every row begins here
+            reach = past[:, None] + torch.arange(packing.shape[1], device=self.device)
+            mask = (torch.arange(longest, device=self.device) <= reach[:, :, None])[:, None]
+        self.cache.expect(first, last, longest, packing.rows, positions)
+        hidden = self.decoder(
+            input_ids=ids[None], attention_mask=mask, position_ids=positions[None], past_key_values=self.cache,
+            use_cache=True, packing=packing,
+        ).last_hidden_state  # fmt: skip
+        past.copy_(positions[packing.last] + 1)  # a view: the state moves on
+        return hidden[0, packing.last]
 
     def _sample(self, hidden: Tensor, first: int, last: int) -> None:
         """One token for rows first..last-1 out of their last hidden states [n, D]."""
@@ -310,12 +286,26 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: 
     return tokens, chosen
 
 
+def _positions(config: Any) -> int:
+    """The longest row a model can read: attention looks back over the whole row, so a sliding window is a limit."""
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return min(config.max_position_embeddings, config.sliding_window) if sliding else config.max_position_embeddings
+
+
+def _num_new(row: _Row) -> int:
+    """Tokens of its prompt that are not in the cache."""
+    return len(row.request.prompt_ids) - len(row.held)
+
+
 def _batches_by_budget(joiners: list[_Row], budget: int) -> list[list[_Row]]:
-    """Cut a list that is sorted by new tokens so that rows * most <= budget (a longer row stands alone)."""
+    """Cut a list into batches of at most `budget` new tokens (a longer row stands alone)."""
     batches: list[list[_Row]] = []
+    tokens = 0
     for joiner in joiners:
-        if batches and (len(batches[-1]) + 1) * (len(joiner.request.prompt_ids) - len(joiner.held)) <= budget:
+        tokens += _num_new(joiner)
+        if batches and tokens <= budget:
             batches[-1].append(joiner)
         else:
             batches.append([joiner])
+            tokens = _num_new(joiner)
     return batches

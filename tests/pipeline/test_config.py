@@ -248,12 +248,8 @@ def test_every_exception_in_may_change_exists():
         ({"algorithm.name": "grpo", "grpo.group_size": 7}, "rollout.trajectories = 128: must be a multiple of 7"),
         ({"grpo.group_size": 4}, "grpo: options of the algorithm grpo, the run's is sapo"),
         ({"algorithm.options": 3}, "algorithm.options = 3: must be a section of keys"),
-        (
-            {"env.prompt_form": "transcript", "model.attention": "flash_attention_2"},
-            "model.attention = 'flash_attention_2': must be sdpa or eager where env.prompt_form is transcript",
-        ),
     ],
 )
-def test_what_is_wrong_with_an_algorithm_or_a_transcript_is_named(settings, message):
+def test_what_is_wrong_with_an_algorithm_is_named(settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         build_config(apply_settings({}, settings.items()))

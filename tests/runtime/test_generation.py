@@ -85,6 +85,20 @@ def test_greedy_equals_generate_for_mixed_lengths_with_joins_in_flight(family, a
         assert done[key].response_ids == tuple(expected.tolist())
 
 
+def test_the_model_reads_each_token_once_and_no_padding():
+    model = make_model()
+    read = []
+    model.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda _, args: read.append(args[0].shape[:-1].numel()))
+    generator = make_generator(model, slots=8, stops=range(1, 8))
+    texts = prompts(30)
+    for key, prompt_ids in enumerate(texts):
+        generator.submit(request(key, prompt_ids))
+    done = finish(generator)
+    assert len(read) < 60  # in batches
+    # the last token of a response is sampled and never read
+    assert sum(read) == sum(map(len, texts)) + sum(len(one.response_ids) - 1 for one in done.values())
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_sampling_logprobs_equal_teacher_forced_ones(family, temperature):
@@ -213,6 +227,9 @@ def test_bad_requests_are_refused():
         generator.submit(request(0, (3,), n=5))
     with pytest.raises(GenerationError, match="128 positions"):
         TransformersGenerator(model, 2, 100, 29, 1.0, (), (EOS,))
+    sliding = make_model(use_sliding_window=True, sliding_window=64, max_window_layers=0)
+    with pytest.raises(GenerationError, match="64 positions"):
+        TransformersGenerator(sliding, 2, 50, 15, 1.0, (), (EOS,))
     with pytest.raises(GenerationError, match="end-of-turn"):
         make_generator(model, stops=())
     assert generator.idle
