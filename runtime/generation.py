@@ -298,14 +298,18 @@ def _num_new(row: _Row) -> int:
 
 
 def _batches_by_budget(joiners: list[_Row], budget: int) -> list[list[_Row]]:
-    """Cut a list into batches of at most `budget` new tokens (a longer row stands alone)."""
+    """Cut a list that is sorted by new tokens into batches of at most `budget` of them (a longer row stands alone).
+
+    Attention pads: no batch is more than half padding there.
+    """
     batches: list[list[_Row]] = []
     tokens = 0
     for joiner in joiners:
-        tokens += _num_new(joiner)
-        if batches and tokens <= budget:
+        longest = _num_new(joiner)
+        tokens += longest
+        if batches and tokens <= budget and (len(batches[-1]) + 1) * longest <= 2 * tokens:
             batches[-1].append(joiner)
         else:
             batches.append([joiner])
-            tokens = _num_new(joiner)
+            tokens = longest
     return batches

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from runtime.generation import TransformersGenerator, sample_tokens
+from runtime.generation import TransformersGenerator, _batches_by_budget, _Row, sample_tokens
 from runtime.generator import GenerationError, Request, stop_ids
 from runtime.pretrained import load_generation_config
 from runtime.seeding import uniforms
@@ -97,6 +97,21 @@ def test_the_model_reads_each_token_once_and_no_padding():
     assert len(read) < 60  # in batches
     # the last token of a response is sampled and never read
     assert sum(read) == sum(map(len, texts)) + sum(len(one.response_ids) - 1 for one in done.values())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [
+        ([3, 3, 4, 4], [[3, 3, 4], [4]]),  # 10 tokens fit, 14 do not
+        ([2, 12], [[2], [12]]),  # a row of more than the budget
+        ([1, 1, 1, 6], [[1, 1, 1], [6]]),  # together 9 tokens, which attention would pad to 24
+        ([], []),
+    ],
+)
+def test_joiners_are_read_by_a_budget_of_tokens_and_at_most_half_padding(lengths, batches):
+    rows = [_Row(request(0, (3,) * length), 0.0) for length in lengths]
+    cut = _batches_by_budget(rows, 10)
+    assert [[len(row.request.prompt_ids) for row in batch] for batch in cut] == batches
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
