@@ -70,7 +70,7 @@ class TransformersGenerator:
     ) -> None:
         config = causal_lm.config
         check_limits(config.name_or_path, _positions(config), max_prompt, max_response, stop_ids)
-        self.causal_lm, self.decoder, self.head = causal_lm, causal_lm.get_decoder(), causal_lm.get_output_embeddings()
+        self.decoder, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.slots, self.max_prompt, self.max_response = slots, max_prompt, max_response
         self.temperature = temperature
         self.device = self.head.weight.device
