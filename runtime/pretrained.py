@@ -5,7 +5,7 @@ Models are built and read here, never downloaded (`runtime.sources` does that), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -22,6 +23,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from runtime.files import in_one_line
@@ -157,6 +159,30 @@ def empty_causal_lm(directory: Path) -> nn.Module:
             f"{directory}: transformers builds no causal language model from it ({in_one_line(fault)}); copy the model "
             "again, or take one that this version of transformers knows"
         ) from fault
+
+
+def register_attention(name: str, function: Callable[..., tuple[torch.Tensor, None]]) -> None:
+    """An attention implementation of our own, which a config can name: transformers' AttentionInterface."""
+    AttentionInterface.register(name, function)
+
+
+def sdpa_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **more: Any,
+) -> torch.Tensor:
+    """transformers' attention by torch's SDPA, grouped heads included; without a mask it is causal.
+
+    Args:
+        query: [B, heads, T, head_dim]. key, value: [B, kv_heads, L, head_dim]. mask: bool [B, 1, T, L].
+
+    Returns:
+        [B, T, heads, head_dim].
+    """
+    return sdpa_attention_forward(module, query, key, value, mask, **more)[0]
 
 
 def block_classes(model: Any) -> list[str]:

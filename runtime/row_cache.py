@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from runtime.pretrained import register_attention, sdpa_attention
 
 PACKED = "sapo_packed_rows"
 
@@ -57,11 +57,10 @@ def packed_attention(
         [1, N, heads, head_dim].
     """
     padded = packing.pad(query[0].transpose(0, 1)).transpose(1, 2)
-    output, _ = sdpa_attention_forward(module, padded, key, value, attention_mask, **more)
-    return packing.pack(output)[None], None
+    return packing.pack(sdpa_attention(module, padded, key, value, attention_mask, **more))[None], None
 
 
-AttentionInterface.register(PACKED, packed_attention)
+register_attention(PACKED, packed_attention)
 
 
 @contextmanager
