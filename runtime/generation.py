@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.generator import Completion, Request, check_limits, check_request, not_finite
+from runtime.generator import Completion, GenerationError, Request, check_limits, check_request, not_finite
 from runtime.row_cache import Packing, RowCache, attending_packed
 
 # Requests wait until they are this share (one in so many) of the live rows: at small sizes a prefill of two rows costs
@@ -69,6 +69,7 @@ class TransformersGenerator:
         prefill_tokens: int | None = None,
     ) -> None:
         config = causal_lm.config
+        _check_attention(causal_lm)
         check_limits(config.name_or_path, _positions(config), max_prompt, max_response, stop_ids)
         self.decoder, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.slots, self.max_prompt, self.max_response = slots, max_prompt, max_response
@@ -286,10 +287,24 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: 
     return tokens, chosen
 
 
+def _check_attention(causal_lm: Any) -> None:
+    """Refuse a model whose attention cannot be `packed_attention`: it would read nonsense, or end on an error.
+
+    Raises:
+        GenerationError: transformers does not let its attention be replaced, or has it compute more than SDPA does.
+    """
+    if not (causal_lm._supports_attention_backend and causal_lm._supports_sdpa):
+        raise GenerationError(
+            f"model {causal_lm.config.name_or_path!r}: transformers cannot run {type(causal_lm).__name__} with another "
+            "attention than its own, which the decode loop needs; use another model, or rollout.backend=vllm"
+        )
+
+
 def _positions(config: Any) -> int:
     """The longest row a model can read: attention looks back over the whole row, so a sliding window is a limit."""
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    return min(config.max_position_embeddings, config.sliding_window) if sliding else config.max_position_embeddings
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]  # without kinds every layer has the window
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    return min(config.max_position_embeddings, window or config.max_position_embeddings)
 
 
 def _num_new(row: _Row) -> int:

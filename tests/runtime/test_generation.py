@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from runtime.generation import TransformersGenerator, _batches_by_budget, _Row, sample_tokens
 from runtime.generator import GenerationError, Request, stop_ids
@@ -245,6 +254,12 @@ def test_bad_requests_are_refused():
     sliding = make_model(use_sliding_window=True, sliding_window=64, max_window_layers=0)
     with pytest.raises(GenerationError, match="64 positions"):
         TransformersGenerator(sliding, 2, 50, 15, 1.0, (), (EOS,))
+    mistral = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=64))
+    with pytest.raises(GenerationError, match="64 positions"):
+        TransformersGenerator(mistral, 2, 50, 15, 1.0, (), (EOS,))
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=2))
+    with pytest.raises(GenerationError, match=r"BloomForCausalLM with another attention.*rollout.backend=vllm"):
+        make_generator(bloom)
     with pytest.raises(GenerationError, match="end-of-turn"):
         make_generator(model, stops=())
     assert generator.idle
