@@ -3,8 +3,9 @@
     python -m benchmarks.compute_rate [--model 21m] [--rows 32] [--row-tokens 300] [--microbatch 4096] [--out X.json]
 
 Rows as a transcript has them: 10 responses of 8 tokens in each. Counted are the useful operations: 2 a block weight and
-token, 4 a pair of positions and unit of attention width, 2 a head weight and position that predicts a response token;
-a backward pass twice its forward. What the head's backward computes again, and what padding costs, counts as loss.
+token (the last feed-forward only where a hidden state is read), 4 a pair of positions and unit of attention width, 2 a
+head weight and position that predicts a response token; a backward pass twice its forward. What the head's backward
+computes again, and what padding costs, counts as loss.
 Sides, in turn, medians of `--times`; on a busy machine look at the CPU seconds:
 
     products    the machine's rate: 1,024 cubed, the model's type and threads
@@ -158,7 +159,8 @@ def main() -> None:
     }
     if options.profile:
         return profile(sides[options.profile])
-    forward = forward_operations(counts, [len(row.input_ids) for row in steps.rows], steps.num_tokens)
+    lengths = [len(row.input_ids) for row in steps.rows]
+    forward = forward_operations(counts, lengths, steps.num_tokens, steps.num_tokens + options.rows * TURNS)
     operations = {"products": 2.0 * SIDE**3 * PRODUCTS, "score": forward, "optimise": 3 * forward, "plain": 3 * forward}
     clocks = turn_about(sides, options.times, options.device)
     result: dict[str, Any] = {"machine": machine(), "parameters": counts.parameters, "microbatches": len(steps.parts)}

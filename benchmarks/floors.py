@@ -4,9 +4,9 @@
 
 The floor of a part is the larger of its operations over the machine's measured rate of matrix products (float32, one
 thread, 1,024 cubed) and the bytes that it has to read over the measured rate of a copy. Counted are the matrix
-products of the blocks (2 operations a weight and token), attention over the tokens before (4 operations a pair and
-attention width), and the head at the positions that predict a response token; a backward pass counts twice a forward
-one. Decoding reads all weights once a step, and there are at least as many steps as the longest episode has response
+products of the blocks (2 operations a weight and token; the last feed-forward only where a hidden state is read),
+attention over the tokens before (4 operations a pair and attention width), and the head at the positions that predict a
+response token; a backward pass counts twice a forward one. Decoding reads all weights once a step, and there are at least as many steps as the longest episode has response
 tokens; and for every response token the keys and values of the tokens before it. What the parts took is in the
 manifests: their wall seconds (environments overlap with generation and are left out), and the CPU seconds of the whole
 stage, with its files and its environments. Rates are of CPU seconds, too, so that `times` (the stage's over the floor)
@@ -77,9 +77,15 @@ def _median_s(work: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def forward_operations(shape: ModelShape, lengths: list[int], num_predicted: int) -> float:
-    """One forward pass over rows of these lengths, with the head at `num_predicted` positions."""
-    blocks = 2.0 * shape.layers * shape.layer_parameters * sum(lengths)
+def forward_operations(shape: ModelShape, lengths: list[int], num_predicted: int, num_read: int) -> float:
+    """One forward pass over rows of these lengths.
+
+    Args:
+        num_predicted: positions that the head predicts a token from.
+        num_read: positions whose last hidden state is read: the last block's feed-forward works on no others.
+    """
+    unread = sum(lengths) - num_read
+    blocks = 2.0 * (shape.layers * shape.layer_parameters * sum(lengths) - shape.mlp_parameters * unread)
     pairs = sum(length * (length + 1) / 2 for length in lengths)
     attention = 4.0 * shape.layers * shape.attention_width * pairs
     return blocks + attention + 2.0 * shape.embedding_parameters * num_predicted
@@ -90,12 +96,14 @@ def works(shape: ModelShape, trajectories: list[Trajectory], epochs: int, weight
     rows = [row for one in trajectories for row in plain_rows(one)]
     lengths = [len(row.input_ids) for row in rows]
     num_predicted = sum(row.num_response_tokens for row in rows)
-    forward = forward_operations(shape, lengths, num_predicted)
+    num_turns = sum(len(row.spans) for row in rows)  # each adds the end of its response, where Q is read
+    forward = forward_operations(shape, lengths, num_predicted, num_predicted + num_turns)
+    generated = forward_operations(shape, lengths, num_predicted, num_predicted)
     steps = max(sum(len(turn.response_ids) for turn in one.turns) for one in trajectories)
     seen = sum(position for row in rows for start, end in row.spans for position in range(start, end))
     kept = 2 * shape.layers * shape.kv_width * seen  # numbers of keys and values that are read
     return {
-        "generation": Work(forward, float(weight_bytes * (steps * shape.parameters + kept))),
+        "generation": Work(generated, float(weight_bytes * (steps * shape.parameters + kept))),
         "scoring": Work(forward),
         "optimising": Work(3.0 * forward * epochs),
     }

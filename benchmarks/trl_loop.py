@@ -83,10 +83,12 @@ def least_operations(shape: Shape, final: float, options: argparse.Namespace) ->
     counts = shape_from_config(make_model(shape).config.to_dict())
     between = (final - first - turns * response) / (turns - 1)
     read = [round(first + turn * (response + between) + response) for turn in range(turns)]
-    collect = sum(forward_operations(counts, [tokens], response) for tokens in read)
+    collect = sum(forward_operations(counts, [tokens], response, response) for tokens in read)
+    tokens, sampled = round(final), turns * response
+    generated = forward_operations(counts, [tokens], sampled, sampled)
     return {
-        "transcript": 5 * forward_operations(counts, [round(final)], turns * response),
-        "trl": collect + 3 * forward_operations(counts, [round(final)], round(final) - first),
+        "transcript": generated + 4 * forward_operations(counts, [tokens], sampled, sampled + turns),
+        "trl": collect + 3 * forward_operations(counts, [tokens], tokens - first, tokens - first),
     }
 
 

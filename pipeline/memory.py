@@ -54,7 +54,11 @@ class ModelShape:
         q_and_out = 2 * self.width * self.attention_width
         k_and_v = 2 * self.width * self.kv_width
         biases = self.attention_width + 2 * self.kv_width if self.qkv_bias else 0
-        return q_and_out + k_and_v + biases + 3 * self.width * self.mlp_width + 2 * self.width
+        return q_and_out + k_and_v + biases + self.mlp_parameters + 2 * self.width
+
+    @property
+    def mlp_parameters(self) -> int:
+        return 3 * self.width * self.mlp_width
 
     @property
     def embedding_parameters(self) -> int:

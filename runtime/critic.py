@@ -14,6 +14,7 @@ from torch import nn
 
 from runtime.batches import TokenBatch
 from runtime.files import atomic_folder
+from runtime.hidden_states import hidden_states_at
 from runtime.pretrained import load_token_classifier, save_as_token_classifier
 
 
@@ -31,9 +32,9 @@ class Critic(nn.Module):
 
     def forward(self, batch: TokenBatch, by_token: bool) -> torch.Tensor:
         """float32 [N] before each response token, or [K] at the last token of each turn's prompt."""
-        numbers = self.classifier(input_ids=batch.input_ids, use_cache=False).logits.flatten()
         at = batch.response_mask.flatten().nonzero().squeeze(1) if by_token else batch.turn_start
-        return numbers.index_select(0, at - 1).float()
+        hidden = hidden_states_at(self.classifier.base_model, at - 1, input_ids=batch.input_ids, use_cache=False)
+        return self.classifier.score(hidden).squeeze(1).float()
 
 
 def make_first_critic(policy_folder: Path, folder: Path) -> None:

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.generator import Completion, GenerationError, Request, check_limits, check_request, not_finite
+from runtime.hidden_states import hidden_states_at
 from runtime.row_cache import Packing, RowCache, attending_packed
 
 # Requests wait until they are this share (one in so many) of the live rows: at small sizes a prefill of two rows costs
@@ -189,12 +190,12 @@ class TransformersGenerator:
             reach = past[:, None] + torch.arange(packing.shape[1], device=self.device)
             mask = (torch.arange(longest, device=self.device) <= reach[:, :, None])[:, None]
         self.cache.expect(first, last, longest, packing.rows, positions)
-        hidden = self.decoder(
-            input_ids=ids[None], attention_mask=mask, position_ids=positions[None], past_key_values=self.cache,
-            use_cache=True, packing=packing,
-        ).last_hidden_state  # fmt: skip
+        hidden = hidden_states_at(
+            self.decoder, packing.last, input_ids=ids[None], attention_mask=mask, position_ids=positions[None],
+            past_key_values=self.cache, use_cache=True, packing=packing,
+        )  # fmt: skip
         past.copy_(positions[packing.last] + 1)  # a view: the state moves on
-        return hidden[0, packing.last]
+        return hidden
 
     def _sample(self, hidden: Tensor, first: int, last: int) -> None:
         """One token for rows first..last-1 out of their last hidden states [n, D]."""

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 from runtime.batches import PolicyOutput, TokenBatch
+from runtime.hidden_states import hidden_states_at
 from runtime.logprobs import action_logprobs, value_margins
 from runtime.pretrained import load_causal_lm, load_config
 from runtime.vocabulary import ValueTokens, read_value_tokens
@@ -112,30 +113,29 @@ class Policy(nn.Module):
 
         V is read at the token before a turn's response, Q at its last token (Eq. 1, 2).
         """
-        hidden, response = self._hidden(batch)
-        return self._read(hidden, response, batch, batch.input_ids.flatten()[response])
+        predicting, boundaries = self.hidden_states(batch)
+        return self._read(predicting, boundaries, batch.input_ids[batch.response_mask])
 
-    def _hidden(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [B * T, D], and the flat indices of the response tokens [N]."""
-        hidden = self.causal_lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1), batch.response_mask.flatten().nonzero().squeeze(1)
-
-    def _read(
-        self, hidden: torch.Tensor, response: torch.Tensor, batch: TokenBatch, token_ids: torch.Tensor
-    ) -> PolicyOutput:
-        """What the head says: log-probs of `token_ids` [N] where the response tokens stand, and the margins."""
+    def hidden_states(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states before each response token [N, D], and where V [K, D] and then Q [K, D] are read."""
+        predicting = batch.response_mask.flatten().nonzero().squeeze(1) - 1
         prompt_end = batch.turn_start - 1
         row_start = prompt_end - prompt_end % batch.input_ids.shape[1]
-        boundaries = torch.cat(((prompt_end - self.v_offset).maximum(row_start), batch.turn_end))
+        v_read = (prompt_end - self.v_offset).maximum(row_start)
+        wanted = torch.cat((predicting, v_read, batch.turn_end))
+        hidden = hidden_states_at(self.causal_lm.get_decoder(), wanted, input_ids=batch.input_ids, use_cache=False)
+        return hidden[: len(predicting)], hidden[len(predicting) :]
+
+    def _read(self, predicting: torch.Tensor, boundaries: torch.Tensor, token_ids: torch.Tensor) -> PolicyOutput:
+        """What the head says: log-probs of `token_ids` [N] where the response tokens stand, and the margins."""
         logprobs, entropies, margins = self.causal_lm.get_output_embeddings()(
-            hidden.index_select(0, response - 1),  # its backward is faster than that of hidden[...]
-            boundaries=hidden.index_select(0, boundaries),
+            predicting,
+            boundaries=boundaries,
             token_ids=token_ids,
             value_ids=self.value_ids,
             temperature=self.temperature,
         )
-        num_turns = len(batch.turn_start)
-        return PolicyOutput(logprobs, entropies, margins[:num_turns], margins[num_turns:])
+        return PolicyOutput(logprobs, entropies, *margins.chunk(2))
 
     @torch.no_grad()
     def value_token_probability(self, batch: TokenBatch) -> float:
@@ -143,9 +143,9 @@ class Policy(nn.Module):
 
         0 by construction (Eq. 3): a check of the code path that gives the log-probs, not an estimate.
         """
-        hidden, response = self._hidden(batch)
+        predicting, boundaries = self.hidden_states(batch)
         logprobs = [
-            self._read(hidden, response, batch, value_id.expand(len(response))).logprobs for value_id in self.value_ids
+            self._read(predicting, boundaries, value_id.expand(len(predicting))).logprobs for value_id in self.value_ids
         ]
         return torch.stack(logprobs).exp().max().item()
 

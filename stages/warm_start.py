@@ -243,12 +243,11 @@ def token_accuracy(policy: Policy, rows: Sequence[Row], device: torch.device) ->
     """(sum of cross-entropies, response tokens that are the most likely one over W_act, response tokens)."""
     batch = token_batch(rows).to(device)
     logprobs = policy(batch).logprobs
-    hidden = policy.causal_lm.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    response = batch.response_mask.flatten().nonzero().squeeze(1)
-    logits = policy.causal_lm.get_output_embeddings()(hidden.flatten(0, 1)[response - 1])
+    predicting, _ = policy.hidden_states(batch)
+    logits = policy.causal_lm.get_output_embeddings()(predicting)
     guesses = logits.index_fill(1, policy.value_ids, float("-inf")).argmax(1)
-    right = (guesses == batch.input_ids.flatten()[response]).sum().item()
-    return [-logprobs.sum().item(), float(right), float(len(response))]
+    right = (guesses == batch.input_ids[batch.response_mask]).sum().item()
+    return [-logprobs.sum().item(), float(right), float(len(predicting))]
 
 
 if __name__ == "__main__":

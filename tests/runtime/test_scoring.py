@@ -132,7 +132,7 @@ def test_the_probability_of_the_value_tokens_is_measured():
     batch = token_batch(rows)
     with torch.no_grad():
         logits = model.causal_lm(input_ids=batch.input_ids).logits[:, :-1][batch.response_mask[:, 1:]]
-        hidden, response = model._hidden(batch)
-        asked = model._read(hidden, response, batch, torch.full((len(response),), 7)).logprobs
+        predicting, boundaries = model.hidden_states(batch)
+        asked = model._read(predicting, boundaries, torch.full((len(predicting),), 7)).logprobs
     kept = (logits / 0.6).index_fill(1, torch.tensor([POSITIVE, NEGATIVE]), float("-inf")).softmax(1)
     assert asked.exp().tolist() == pytest.approx(kept[:, 7].tolist(), rel=1e-4)
