@@ -3,14 +3,14 @@
     python -m benchmarks.floors --run-dir runs/X [--iteration N] [--out floors.json]
 
 The floor of a part is the larger of its operations over the machine's measured rate of matrix products (float32, one
-thread, 1,024 cubed) and the bytes that it has to read over the measured rate of a copy. Counted are the matrix
-products of the blocks (2 operations a weight and token; the last feed-forward only where a hidden state is read),
-attention over the tokens before (4 operations a pair and attention width), and the head at the positions that predict a
-response token; a backward pass counts twice a forward one. Decoding reads all weights once a step, and there are at least as many steps as the longest episode has response
-tokens; and for every response token the keys and values of the tokens before it. What the parts took is in the
-manifests: their wall seconds (environments overlap with generation and are left out), and the CPU seconds of the whole
-stage, with its files and its environments. Rates are of CPU seconds, too, so that `times` (the stage's over the floor)
-says little of who else used the machine.
+thread, 1,024 cubed) and the bytes that it has to read over the measured rate of a copy. Counted are the matrix products
+of the blocks (2 operations a weight and token; the last feed-forward only where a hidden state is read), attention over
+the tokens before (4 operations a pair and attention width), and the head at the positions that predict a response
+token; a backward pass counts twice a forward one. Decoding reads all weights once a step, and there are at least as
+many steps as the longest episode has response tokens; and for every response token the keys and values of the tokens
+before it. What the parts took is in the manifests: their wall seconds (environments overlap with generation and are
+left out), and the CPU seconds of the whole stage, with its files and its environments. Rates are of CPU seconds, too,
+so that `times` (the stage's over the floor) says little of who else used the machine.
 """
 
 from __future__ import annotations
