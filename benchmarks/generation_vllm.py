@@ -4,8 +4,8 @@
 
 In the environment of docs/generation.md. The kinds of work are those of benchmarks/generation.py: independent prompts,
 and episodes whose turns add to what was said before (we keep an episode's row, vLLM has its prefix cache). Both sides
-run once to warm up, greedily, which shows whether they say the same, then `--times` times, turn about; medians.
-vLLM's start is not counted, and its prefix cache is emptied before each time.
+run once to warm up, greedily, which shows whether they say the same, then `--times` times, turn about and with another
+seed each time (they sample different responses: over the seeds neither side's are longer); medians. vLLM's start is not counted, and its prefix cache is emptied before each time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.vllm_generation import VllmEngine, VllmGenerator
 TARGET = 1.0
 
 
-def play(generator: Generator, episodes: Sequence[Episode]) -> list[list[Ids]]:
+def play(generator: Generator, episodes: Sequence[Episode], seed: int = 0) -> list[list[Ids]]:
     """The responses of each episode; a turn follows as soon as the one before it has ended."""
     said: list[list[Ids]] = [[] for _ in episodes]
     contexts: list[Ids] = [() for _ in episodes]
@@ -37,7 +37,7 @@ def play(generator: Generator, episodes: Sequence[Episode]) -> list[list[Ids]]:
     def ask(key: int) -> None:
         turn, parts = len(said[key]), episodes[key].parts
         contexts[key] += parts[turn]
-        numbers = uniforms(0, 1, f"task-{key}", 0, turn, MAX_RESPONSE)
+        numbers = uniforms(seed, 1, f"task-{key}", 0, turn, MAX_RESPONSE)
         generator.submit(Request(key, contexts[key], numbers, key if len(parts) > 1 else None))
 
     for key in range(len(episodes)):
@@ -58,10 +58,10 @@ def compare(makers: dict[str, Callable[[float], Generator]], episodes: Sequence[
     greedy = [play(make(0.0), episodes) for make in makers.values()]  # and a warm-up
     clocks: dict[str, list] = {name: [] for name in makers}
     tokens, prompts = dict.fromkeys(makers, 0), dict.fromkeys(makers, 0)
-    for _ in range(times):
+    for seed in range(times):
         for name, make in makers.items():
             generator = make(1.0)
-            clock, said = timed(lambda generator=generator: play(generator, episodes))
+            clock, said = timed(lambda generator=generator, seed=seed: play(generator, episodes, seed))
             clocks[name].append(clock)
             tokens[name] += sum(len(response) for one in said for response in one)
             prompts[name] += generator.num_prompt_tokens
