@@ -5,7 +5,8 @@
 In the environment of docs/generation.md. The kinds of work are those of benchmarks/generation.py: independent prompts,
 and episodes whose turns add to what was said before (we keep an episode's row, vLLM has its prefix cache). Both sides
 run once to warm up, greedily, which shows whether they say the same, then `--times` times, turn about and with another
-seed each time (they sample different responses: over the seeds neither side's are longer); medians. vLLM's start is not counted, and its prefix cache is emptied before each time.
+seed each time (they sample different responses: over the seeds neither side's are longer); medians. vLLM's start is not
+counted, and its prefix cache is emptied before each time.
 """
 
 from __future__ import annotations
