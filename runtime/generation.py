@@ -1,11 +1,12 @@
 """Continuous batching for a plain transformers causal LM (Qwen2, Llama): requests join and leave at any time.
 
-Live requests occupy rows 0..n-1 of one preallocated KV cache; where one leaves, the last row moves into its place, so
-that a decode step always works on a dense batch. Joiners are prefilled several at a time, their tokens packed one
-behind the other; only attention sees rows (runtime/row_cache.py), by SDPA whatever `model.attention` says.
+A request has a row of one preallocated KV cache and stays in it. What a forward reads, prompts of several joiners or
+the newest token of every live request, lies packed, one request's tokens behind the other's; only attention sees rows
+(runtime/row_cache.py), by SDPA whatever `model.attention` says.
 
-A request may ask that its row be kept when it ends. Kept rows lie behind the live ones; the next request of the same
-conversation, whose prompt begins with what the row holds, finds it there and only what is new is prefilled.
+A request may ask that its row be kept when it ends. The next request of the same conversation, whose prompt begins with
+what the row holds, goes on in it and only what is new is prefilled. Where rows run out, the one kept longest is given
+up.
 
 A request brings its own uniform numbers, so its randomness does not depend on its batch mates. (Rounding does: a
 matrix product may round differently in another batch. That moves a sampled token where a uniform number falls within
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,10 +40,11 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # a CPU wants activations that st
 
 @dataclass(eq=False)
 class _Row:
-    """Whose a row of the cache is."""
+    """A request, and its row of the cache."""
 
     request: Request
     since: float  # when it was submitted
+    slot: int = -1  # which row; -1: it waits for one
     held: tuple[int, ...] = ()  # the ids whose keys and values a kept row holds
 
 
@@ -81,8 +85,9 @@ class TransformersGenerator:
         self.stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self.device)
         self.cache = RowCache(config, slots, max_prompt + max_response, self.head.weight.dtype, self.device)
         self.waiting: deque[_Row] = deque()
-        self.rows: list[_Row] = []  # the live ones
-        self.kept: list[_Row] = []  # behind them: row len(self.rows) + i of the cache
+        self.rows: list[_Row] = []  # the live ones, by slot
+        self.kept: dict[Hashable, _Row] = {}  # by conversation, the one kept longest first
+        self.free = list(range(slots))  # a heap
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)  # tokens in the cache
         self.counts = torch.zeros(slots, dtype=torch.long, device=self.device)  # tokens sampled
         self.ids = torch.zeros(slots, max_response, dtype=torch.long, device=self.device)
@@ -106,9 +111,9 @@ class TransformersGenerator:
 
     def forget(self, conversation: Hashable) -> None:
         """Give up the row that is kept for a conversation, where there is one."""
-        others = [row for row in self.kept if row.request.conversation != conversation]
-        if len(others) < len(self.kept):
-            self._arrange(self.rows, others)
+        row = self.kept.pop(conversation, None)
+        if row is not None:
+            heappush(self.free, row.slot)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -130,132 +135,112 @@ class TransformersGenerator:
         joiners = [self.waiting.popleft() for _ in range(min(self.slots - len(self.rows), len(self.waiting)))]
         continued, fresh = [], []
         for row in joiners:
-            kept = self._kept_row(row.request)
-            if kept is None:
-                fresh.append(row)
+            if self._takes_kept_row(row):
+                continued.append(row)
             else:
-                kept.request, kept.since = row.request, row.since
-                continued.append(kept)
+                fresh.append(row)
+        for row in fresh:
+            if not self.free:
+                self.forget(next(iter(self.kept)))
+            row.slot = heappop(self.free)
         for group in (continued, fresh):
             group.sort(key=_num_new)
             for batch in _batches_by_budget(group, self.prefill_tokens):
                 self._prefill(batch)
 
-    def _kept_row(self, request: Request) -> _Row | None:
-        """The row that holds the beginning of a prompt; one that holds something else is given up."""
-        if request.conversation is None:
-            return None
-        for row in self.kept:
-            if row.request.conversation == request.conversation:
-                prompt = tuple(request.prompt_ids[: len(row.held)])
-                if prompt == row.held and len(request.prompt_ids) > len(row.held):
-                    return row
-                self.forget(request.conversation)
-        return None
+    def _takes_kept_row(self, row: _Row) -> bool:
+        """Whether a joiner goes on in the row that its conversation kept; one that holds something else is given up."""
+        prompt, kept = row.request.prompt_ids, self.kept.get(row.request.conversation)
+        if kept is None:
+            return False
+        if len(prompt) <= len(kept.held) or tuple(prompt[: len(kept.held)]) != kept.held:
+            self.forget(row.request.conversation)
+            return False
+        del self.kept[row.request.conversation]
+        row.slot, row.held = kept.slot, kept.held
+        return True
 
     def _prefill(self, batch: list[_Row]) -> None:
         """The new tokens of rows that join: whole prompts, or what comes behind what kept rows hold."""
-        first, last = len(self.rows), len(self.rows) + len(batch)
-        others = [row for row in self.kept if row not in batch][-(self.slots - last) or len(self.kept) :]
-        self._arrange(self.rows + batch, others)
-        batch = self.rows[first:]  # in the order of the cache
+        batch = sorted(batch, key=attrgetter("slot"))
+        self.rows = sorted([*self.rows, *batch], key=attrgetter("slot"))
+        slots = self._slots(batch)
         new = [row.request.prompt_ids[len(row.held) :] for row in batch]
         uniforms = np.stack([row.request.uniforms[: self.max_response] for row in batch])
-        self.lengths[first:last] = torch.tensor([len(row.held) for row in batch], device=self.device)
-        self.counts[first:last] = 0
-        self.uniforms[first:last] = torch.from_numpy(uniforms).to(self.device)
+        self.lengths[slots] = torch.tensor([len(row.held) for row in batch], device=self.device)
+        self.counts[slots] = 0
+        self.uniforms[slots] = torch.from_numpy(uniforms).to(self.device)
         self.num_prompt_tokens += sum(map(len, new))
         ids = torch.tensor([token for own in new for token in own], device=self.device)
-        hidden = self._forward(ids, [*map(len, new)], first, last)
-        self._sample(hidden, first, last)
+        self._sample(self._forward(ids, [*map(len, new)], batch), slots)
 
     def _decode(self) -> None:
-        n = len(self.rows)
-        newest = self.ids[:n].gather(1, self.counts[:n, None] - 1)[:, 0]
-        self._sample(self._forward(newest, [1] * n, 0, n), 0, n)
+        slots = self._slots(self.rows)
+        newest = self.ids[slots, self.counts[slots] - 1]
+        self._sample(self._forward(newest, [1] * len(slots), self.rows), slots)
 
-    def _forward(self, ids: Tensor, lengths: Sequence[int], first: int, last: int) -> Tensor:
-        """Read new tokens behind what rows first..last-1 hold; their keys and values go through the cache.
+    def _slots(self, rows: Sequence[_Row]) -> Tensor:
+        return torch.tensor([row.slot for row in rows], device=self.device)
+
+    def _forward(self, ids: Tensor, lengths: Sequence[int], rows: Sequence[_Row]) -> Tensor:
+        """Read new tokens behind what rows hold; their keys and values go through the cache.
 
         Args:
-            ids: [N], those of a row together. lengths: how many are whose, >= 1.
+            ids: [N], those of a row together. lengths: how many are whose, >= 1. rows: n, by slot.
 
         Returns:
             [n, D], the last hidden state of each row.
         """
-        past, packing = self.lengths[first:last], Packing(lengths, self.device)
-        positions = past[packing.rows] + packing.columns
+        packing = Packing(lengths, [row.slot for row in rows], self.device)
+        positions = self.lengths[packing.slots] + packing.columns
+        past = self.lengths[packing.read]
         longest, mask = int(positions.max()) + 1, None
         if past.any():  # else every row begins here
             reach = past[:, None] + torch.arange(packing.shape[1], device=self.device)
             mask = (torch.arange(longest, device=self.device) <= reach[:, :, None])[:, None]
-        self.cache.expect(first, last, longest, packing.rows, positions)
+        self.cache.expect(packing, positions, longest)
         hidden = hidden_states_at(
             self.decoder, packing.last, input_ids=ids[None], attention_mask=mask, position_ids=positions[None],
             past_key_values=self.cache, use_cache=True, packing=packing,
         )  # fmt: skip
-        past.copy_(positions[packing.last] + 1)  # a view: the state moves on
+        self.lengths[packing.slots[packing.last]] = positions[packing.last] + 1
         return hidden
 
-    def _sample(self, hidden: Tensor, first: int, last: int) -> None:
-        """One token for rows first..last-1 out of their last hidden states [n, D]."""
+    def _sample(self, hidden: Tensor, slots: Tensor) -> None:
+        """One token for the rows `slots` [n] out of their last hidden states [n, D]."""
         logits = F.linear(hidden, self.head.weight, self.head.bias)
-        counts = self.counts[first:last]
-        uniforms = self.uniforms[first:last].gather(1, counts[:, None])[:, 0]
-        tokens, logprobs = sample_tokens(logits, uniforms, self.temperature, self.banned)
-        self.ids[first:last].scatter_(1, counts[:, None], tokens[:, None])
-        self.logprobs[first:last].scatter_(1, counts[:, None], logprobs[:, None])
-        counts += 1  # a view: the state moves on
-        self.num_response_tokens += last - first
+        at = slots, self.counts[slots]
+        self.ids[at], self.logprobs[at] = sample_tokens(logits, self.uniforms[at], self.temperature, self.banned)
+        self.counts[slots] += 1
+        self.num_response_tokens += len(slots)
 
     def _leave(self) -> list[Completion]:
-        n = len(self.rows)
-        counts = self.counts[:n]
-        newest = self.ids[:n].gather(1, counts[:, None] - 1)
-        stopped = (newest == self.stops).any(1)
-        ended = (stopped | (counts >= self.max_response)).nonzero()[:, 0].tolist()
-        if not ended:
+        slots = self._slots(self.rows)
+        counts = self.counts[slots]
+        newest = self.ids[slots, counts - 1]
+        stopped = (newest[:, None] == self.stops).any(1)
+        ended = (stopped | (counts >= self.max_response)).nonzero()[:, 0]
+        if not len(ended):
             return []
-        index = torch.tensor(ended, device=self.device)
-        columns = (counts[index], self.ids[index], self.logprobs[index], stopped[index])
-        facts = zip(ended, *(column.tolist() for column in columns), strict=True)
-        now = time.perf_counter()
-        done, kept = [], []
-        for index, count, ids, logprobs, stop in facts:
+        columns = (ended, counts[ended], self.ids[slots[ended]], self.logprobs[slots[ended]], stopped[ended])
+        now, done = time.perf_counter(), []
+        for index, count, ids, logprobs, stop in zip(*(column.tolist() for column in columns), strict=True):
             row, response = self.rows[index], tuple(ids[:count])
             done.append(Completion(row.request.key, response, tuple(logprobs[:count]), stop, now - row.since))
-            if row.request.conversation is not None:
-                row.held = (*row.request.prompt_ids, *response[:-1])  # the last token has not been through the model
-                kept.append(row)
-        gone = set(ended)
-        self._arrange([row for index, row in enumerate(self.rows) if index not in gone], self.kept + kept)
+            row.held = (*row.request.prompt_ids, *response[:-1])  # the last token has not been through the model
+            self._release(row)
+        gone = set(columns[0].tolist())
+        self.rows = [row for index, row in enumerate(self.rows) if index not in gone]
         return done
 
-    def _arrange(self, rows: list[_Row], kept: list[_Row]) -> None:
-        """Make the cache hold these live rows, then these kept ones; whoever is in the right part stays where it is."""
-        places = {row: place for place, row in enumerate(self.rows + self.kept)}
-        self.rows, self.kept = _in_place(rows, 0, places), _in_place(kept, len(rows), places)
-        moves = [(to, places.get(row, to)) for to, row in enumerate(self.rows + self.kept)]  # a new row holds nothing
-        moves = [(to, source) for to, source in moves if to != source]
-        if not moves:
-            return
-        to, source = (torch.tensor(index, device=self.device) for index in zip(*moves, strict=True))
-        self.cache.move(to, source, int(self.lengths[source].max()))
-        for state in (self.lengths, self.counts, self.ids, self.logprobs, self.uniforms):
-            state[to] = state[source]
-
-
-def _in_place(rows: list[_Row], start: int, places: Mapping[_Row, int]) -> list[_Row]:
-    """The rows in an order in which as many as can be keep their places, when they begin at `start`."""
-    slots: list[_Row | None] = [None] * len(rows)
-    others = []
-    for row in rows:
-        place = places.get(row, -1) - start
-        if 0 <= place < len(rows):
-            slots[place] = row
+    def _release(self, row: _Row) -> None:
+        """Keep a row for its conversation, or let others have it."""
+        conversation = row.request.conversation
+        if conversation is None:
+            heappush(self.free, row.slot)
         else:
-            others.append(row)
-    return [others.pop() if row is None else row for row in slots]
+            self.forget(conversation)  # of two requests at a time, the later one's row is kept
+            self.kept[conversation] = row
 
 
 def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float, banned: Tensor) -> tuple[Tensor, Tensor]:

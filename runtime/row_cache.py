@@ -1,4 +1,4 @@
-"""The KV cache of the decode loop, a row a conversation, and attention of packed tokens over its rows."""
+"""The KV cache of the decode loop, a row a request, and attention of packed tokens over its rows."""
 
 from __future__ import annotations
 
@@ -13,26 +13,38 @@ from torch import Tensor
 from runtime.pretrained import register_attention, sdpa_attention
 
 PACKED = "sapo_packed_rows"
+MAX_SPREAD = 3  # rows that a decode step reads in place, to each of its own
 
 
 class Packing:
-    """N new tokens of n rows, one row's behind the other's, without padding.
+    """N new tokens of n rows of the cache, one row's behind the other's, without padding; and what attention reads.
+
+    Attention reads a tensor of rows. Rows that stand side by side it reads in the cache, and in a decode step, where a
+    row has one query, with up to two rows of others to each of ours between them, whose results are dropped. Rows
+    further apart are copied together, layer by layer.
 
     Args:
-        lengths: how many each row has, >= 1; their sum is N, their largest T.
+        lengths: how many tokens each row has, >= 1; their sum is N, their largest T.
+        slots: the rows, ascending.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        ends = np.cumsum(lengths)
-        rows = np.repeat(np.arange(len(lengths)), lengths)
-        columns = np.arange(ends[-1]) - (ends - lengths)[rows]
-        self.shape = len(lengths), max(lengths)  # n, T
-        self.dense = len(rows) == self.shape[0] * self.shape[1]
-        # int64 [N], [N] and [n]: a token's row, its place among the row's new ones; a row's last token
-        self.rows, self.columns, self.last = (torch.from_numpy(x).to(device) for x in (rows, columns, ends - 1))
+    def __init__(self, lengths: Sequence[int], slots: Sequence[int], device: torch.device) -> None:
+        ends, ours = np.cumsum(lengths), np.asarray(slots)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        columns = np.arange(ends[-1]) - (ends - lengths)[owners]
+        span, longest = int(ours[-1] - ours[0]) + 1, max(lengths)
+        in_place = span <= (MAX_SPREAD if longest == 1 else 1) * len(ours)
+        rows = (ours - ours[0])[owners] if in_place else owners
+        self.shape = span if in_place else len(ours), longest  # rows that are read, T
+        self.dense = len(owners) == self.shape[0] * self.shape[1]
+        # int64 [N], [N], [N] and [n]: a token's row of the cache, its row among those that are read, its place among
+        # the row's new ones; a row's last token
+        places = (ours[owners], rows, columns, ends - 1)
+        self.slots, self.rows, self.columns, self.last = (torch.from_numpy(x).to(device) for x in places)
+        self.read = slice(slots[0], slots[0] + span) if in_place else torch.from_numpy(ours).to(device)
 
     def pad(self, packed: Tensor) -> Tensor:
-        """[N, ...] to [n, T, ...], with zeros behind the shorter rows."""
+        """[N, ...] to [rows, T, ...], with zeros where no token of ours is."""
         if self.dense:
             return packed.reshape(*self.shape, *packed.shape[1:])
         padded = packed.new_zeros(*self.shape, *packed.shape[1:])
@@ -40,7 +52,7 @@ class Packing:
         return padded
 
     def pack(self, padded: Tensor) -> Tensor:
-        """[n, T, ...] to [N, ...]."""
+        """[rows, T, ...] to [N, ...]."""
         return padded.flatten(0, 1) if self.dense else padded[self.rows, self.columns]
 
 
@@ -50,8 +62,8 @@ def packed_attention(
     """transformers' attention function `PACKED`: only here is a batch padded, all else of a layer works on N tokens.
 
     Args:
-        query: [1, heads, N, head_dim]. key, value: [n, kv_heads, L, head_dim] of the rows, from the cache.
-        attention_mask: bool [n, 1, T, L]; None: causal, every row's first new token is its first.
+        query: [1, heads, N, head_dim]. key, value: [rows, kv_heads, L, head_dim], from the cache.
+        attention_mask: bool [rows, 1, T, L]; None: causal, every row's first new token is its first.
 
     Returns:
         [1, N, heads, head_dim].
@@ -86,23 +98,19 @@ class RowCache:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, slots, config.num_key_value_heads, max_len, head_dim)
         self.store = torch.zeros(shape, dtype=dtype, device=device)
-        self._span, self._longest = slice(0, 0), 0
-        self._rows = self._positions = torch.empty(0, dtype=torch.long, device=device)
+        self._expected: tuple[Packing, Tensor, int] | None = None
 
-    def expect(self, first: int, last: int, longest: int, rows: Tensor, positions: Tensor) -> None:
-        """The next forward: tokens at `positions` [N] of rows first + `rows` [N]; keys up to `longest` are read."""
-        self._span, self._longest, self._rows, self._positions = slice(first, last), longest, rows, positions
+    def expect(self, packing: Packing, positions: Tensor, longest: int) -> None:
+        """The next forward: where in their rows its tokens stand [N]; keys up to `longest` are read."""
+        self._expected = packing, positions, longest
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store what a layer computed, [1, kv_heads, N, head_dim]; return the rows, [n, kv_heads, L, head_dim]."""
-        stored_keys, stored_values = self.store[layer, 0, self._span], self.store[layer, 1, self._span]
-        stored_keys[self._rows, :, self._positions] = keys[0].transpose(0, 1)
-        stored_values[self._rows, :, self._positions] = values[0].transpose(0, 1)
-        return stored_keys[:, :, : self._longest], stored_values[:, :, : self._longest]
-
-    def move(self, to: Tensor, source: Tensor, length: int) -> None:
-        """Copy the first `length` positions of rows `source` onto rows `to`."""
-        self.store[:, :, to, :, :length] = self.store[:, :, source, :, :length]
+        """Store what a layer computed, [1, kv_heads, N, head_dim]; return [rows, kv_heads, L, head_dim] to read."""
+        packing, positions, longest = self._expected
+        stored_keys, stored_values = self.store[layer]
+        stored_keys[packing.slots, :, positions] = keys[0].transpose(0, 1)
+        stored_values[packing.slots, :, positions] = values[0].transpose(0, 1)
+        return stored_keys[packing.read, :, :longest], stored_values[packing.read, :, :longest]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """transformers asks for it where no positions are given; they always are."""

@@ -304,6 +304,12 @@ def test_logits_of_a_diverged_policy_are_one_line(bad, temperature):
         sample_tokens(logits, torch.tensor([0.5, 0.5]).double(), temperature, torch.tensor([2]))
 
 
+def check_rows(generator):
+    """Every row of the cache is free, kept, or some live request's."""
+    rows = [*generator.rows, *generator.kept.values()]
+    assert sorted([*generator.free, *(row.slot for row in rows)]) == list(range(generator.slots))
+
+
 def converse(model, temperature, slots, keep, num_turns=3):
     """Five conversations at once, each turn with new text of any length; three of them in kept rows where `keep`.
 
@@ -323,7 +329,9 @@ def converse(model, temperature, slots, keep, num_turns=3):
             conversation = number if keep and number < 3 else None
             generator.submit(Request((number, turn), contexts[number], numbers, conversation))
         due = []
-        for completion in generator.step():
+        completions = generator.step()
+        check_rows(generator)
+        for completion in completions:
             number, turn = completion.key
             found[completion.key] = completion
             contexts[number] += completion.response_ids
@@ -363,9 +371,47 @@ def test_a_kept_row_that_does_not_begin_the_prompt_is_given_up():
     assert generator.num_prompt_tokens == 7 and len(generator.kept) == 1
 
 
-def test_kept_rows_make_way_for_new_requests():
+def test_the_row_kept_longest_makes_way_for_a_new_request():
     generator = make_generator(make_model(), slots=2, max_response=4)
     for number in range(5):
         generator.submit(Request(number, (5, 6, 7 + number), uniforms(0, 1, "t", 0, number, 4), conversation=number))
         finish(generator)
-        assert len(generator.kept) <= 2
+        check_rows(generator)
+        assert list(generator.kept) == [*range(number + 1)][-2:]
+
+
+def test_of_two_requests_of_a_conversation_at_a_time_one_row_is_kept():
+    generator = make_generator(make_model(), slots=3, max_response=4)
+    for key in range(2):
+        generator.submit(Request(key, (5, 6, 7 + key), uniforms(0, 1, "t", 0, key, 4), conversation="a"))
+    done = finish(generator)
+    check_rows(generator)
+    assert len(done) == 2 and list(generator.kept) == ["a"] and len(generator.free) == 2
+    generator.forget("a")
+    generator.forget("a")  # there is none any more
+    check_rows(generator)
+    assert not generator.kept
+
+
+def test_rows_live_on_where_those_between_them_have_ended(monkeypatch):
+    model = make_model()
+    texts = prompts(24)
+    shared = make_generator(model, slots=24, stops=range(1, 8))
+    reads = []
+    expect = shared.cache.expect
+    monkeypatch.setattr(
+        shared.cache, "expect", lambda packing, *more: (reads.append(packing), expect(packing, *more))[1]
+    )
+    for key, prompt_ids in enumerate(texts):
+        shared.submit(request(key, prompt_ids))
+    together = finish(shared)
+    decodes = [packing for packing in reads if packing.shape[1] == 1]
+    in_place = [packing for packing in decodes if isinstance(packing.read, slice)]
+    assert any(packing.shape[0] > len(packing.last) for packing in in_place)  # over rows that have ended
+    assert len(in_place) < len(decodes)  # and where they are too far apart, copied
+    for key, prompt_ids in enumerate(texts):
+        one = make_generator(model, slots=1, stops=range(1, 8))
+        one.submit(request(key, prompt_ids))
+        alone = finish(one)[key]
+        assert together[key].response_ids == alone.response_ids
+        assert together[key].sampling_logprobs == pytest.approx(alone.sampling_logprobs, abs=1e-5)
